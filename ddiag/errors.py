@@ -17,3 +17,7 @@ class UsageError(DdiagError):
 
 class RuleError(DdiagError):
     """A rule file breaks the contract of :mod:`ddiag.rulekit` (duplicate id, missing heading, undeclared signal)."""
+
+
+class RuleDefect(RuleError):
+    """A built-in rule failed while it ran: a defect of ddiag itself, not of the evidence."""

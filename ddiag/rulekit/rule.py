@@ -81,3 +81,5 @@ class LoadedRule:
     family: str
     """Folder name."""
     path: str
+    built_in: bool = True
+    """False: from a ``--rules`` folder; its failures are reported and the analysis goes on."""
