@@ -50,7 +50,7 @@ def grad_buckets(shape: Shape, given: Given) -> GradBuckets:
         "tail_exposed_ms": exposed,
         "exposed_ms": exposed,
         "alpha_us": 30.0,
-        "beta_gbps": 220.0,
+        "beta_gbps": 21.5,
         "best_bytes": size,
         "predicted_gain_ms": 0.0,
     }
@@ -59,7 +59,7 @@ def grad_buckets(shape: Shape, given: Given) -> GradBuckets:
 
 def shard_units(shape: Shape, given: Given) -> ShardUnits:
     """Shorthands: ``bytes`` of each gathered unit, ``count``."""
-    size, count = given.pop("bytes", 400 * MIB), given.pop("count", 32)
+    size, count = given.pop("bytes", 200 * MIB), given.pop("count", 32)
     gather, scatter = given.get("gather_exposed_ms", 2.0), given.get("scatter_exposed_ms", 1.0)
     rows = [
         {"op": "all_gather", "bytes": size, "count_per_step": 2.0 * count, "dur_ms": 60.0, "exposed_ms": gather},
@@ -86,10 +86,10 @@ def links(shape: Shape, given: Given) -> Links:
         "op": "all_reduce",
         "group_size": len(shape.ranks),
         "bytes": 25 * MIB,
-        "busbw_gbps": 370.0 * (efficiency or 0.0),
-        "expected_gbps": 370.0,
+        "busbw_gbps": 43.2 * efficiency,
+        "expected_gbps": 43.2,
         "efficiency": efficiency,
-        "basis": "NVLink of H100",
+        "basis": "one 400 Gb/s adapter per device",
     }
     return Links(**{"table": pl.DataFrame([row]), "worst_efficiency": efficiency, **given})
 
@@ -130,9 +130,8 @@ def kernel_mix(shape: Shape, given: Given) -> KernelMix:
         for name, ms in mix.items()
     ]
     top = [{"name": f"{row['kernel_class']}_kernel", **row} for row in rows]
-    per_rank = [
-        {"rank": r, "compute_ms": total * slowdown.get(r, 1.0), "slowdown": slowdown.get(r, 1.0)} for r in shape.ranks
-    ]
+    factors = {r: slowdown.get(r, 1.0) for r in shape.ranks}
+    per_rank = [{"rank": r, "compute_ms": total * k, "slowdown": k} for r, k in factors.items()]
     default = {
         "table": pl.DataFrame(rows),
         "top": pl.DataFrame(top),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -161,9 +162,9 @@ def input_wait(shape: Shape, given: Given) -> InputWait:
     ]
     default = {
         "per_rank": table,
-        "wait_ms": float(table["wait_ms"].mean()),
-        "stall_ms": float(table["stall_ms"].mean()),
-        "stall_share": float(table["stall_share"].mean()),
+        "wait_ms": fmean(table["wait_ms"].to_list()),
+        "stall_ms": fmean(table["stall_ms"].to_list()),
+        "stall_share": fmean(table["stall_share"].to_list()),
         "single_process": False,
         "waits": frame(waits),
         "iterator": "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
