@@ -18,3 +18,11 @@ def shared_data(*parts: str) -> Path:
     if not path.exists():
         pytest.skip(f"../shared/data/{'/'.join(parts)} is not there")
     return path
+
+
+def hta_python() -> Path:
+    """Return the interpreter that has Holistic Trace Analysis beside ddiag; skip the calling test without it."""
+    path = REPOSITORY / ".venv-hta" / "bin" / "python"
+    if not path.exists():
+        pytest.skip(".venv-hta is not there (make test builds it)")
+    return path
