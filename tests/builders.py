@@ -1,7 +1,7 @@
 """Small runs written as a story: ``RunBuilder().step(1, 0, 100).launch_kernel("gemm", 5, 6, 50).build()``.
 
-Times are milliseconds from the start of the capture, so that a test reads like a timeline; the tables hold nanoseconds on
-the Unix epoch, as real evidence does.
+Times are milliseconds from the start of the capture, so that a test reads like a timeline; the tables hold nanoseconds
+on the Unix epoch, as real evidence does.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class RunBuilder:
         expected = tuple(range(self._world_size)) if self._world_size else ()
         return Run(tables, Coverage(ranks_seen=seen, ranks_expected=expected))
 
-    def _add(self, table: str, **row: Any) -> RunBuilder:  # noqa: ANN401 - a row holds any column's type
+    def _add(self, table: str, **row: Any) -> RunBuilder:
         self._ranks.append(self._rank)
         self._rows[table].append({"rank": self._rank, **row})
         return self

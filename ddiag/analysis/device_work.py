@@ -1,0 +1,59 @@
+"""Everything that ran on a device, each piece beside the host call that launched it."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ddiag.model.run import Run
+
+_COLUMNS = ["rank", "device", "stream", "kind", "name", "start_ns", "end_ns", "correlation", "external_id"]
+_SKEW_NS = 1_000_000
+"""Device clocks are fitted to the host's: a kernel may seem to start this much before its launch."""
+
+
+def device_work(run: Run) -> pl.DataFrame:
+    """Kernels and copies in time order per rank, with the launch that caused each.
+
+    Columns: rank, device, stream, kind (compute, communication or copy), name, start_ns, end_ns, correlation,
+    external_id, launch_start_ns, launch_end_ns, launch_tid, launch_kind (null where no launch was recorded). One graph
+    launch may own many kernels.
+    """
+    kernels = run.table("kernels").select(
+        *_COLUMNS[:3], pl.col("kind").cast(pl.String), pl.col("name").cast(pl.String), *_COLUMNS[5:]
+    )
+    copies = run.table("copies").select(
+        *_COLUMNS[:3],
+        pl.lit("copy").alias("kind"),
+        pl.col("direction").cast(pl.String).alias("name"),
+        *_COLUMNS[5:],
+    )
+    work = pl.concat([kernels, copies]).sort(["rank", "start_ns", "end_ns"])
+    return _with_launches(work, run.table("launches"))
+
+
+def _with_launches(work: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    calls = launches.filter(pl.col("correlation") >= 0).select(
+        "rank",
+        "correlation",
+        pl.col("start_ns").alias("launch_start_ns"),
+        pl.col("end_ns").alias("launch_end_ns"),
+        pl.col("tid").alias("launch_tid"),
+        pl.col("kind").cast(pl.String).alias("launch_kind"),
+    )
+    if calls.select("rank", "correlation").is_duplicated().any():
+        return _join_latest(work, calls)
+    return work.join(calls, on=["rank", "correlation"], how="left", maintain_order="left")
+
+
+def _join_latest(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Ids repeat (several captures, or a process that started again): take the latest call before the work."""
+    keyed = work.with_columns((pl.col("start_ns") + _SKEW_NS).alias("_by"))
+    joined = keyed.sort("_by").join_asof(
+        calls.sort("launch_start_ns"),
+        left_on="_by",
+        right_on="launch_start_ns",
+        by=["rank", "correlation"],
+        strategy="backward",
+        coalesce=False,
+    )
+    return joined.drop("_by").sort(["rank", "start_ns", "end_ns"])
