@@ -1,7 +1,7 @@
 """The contract of a rule file.
 
-A rule file ``rules/<family>/ddNNN_<name>.py`` holds a docstring (first line = the cause in one sentence, then the headings
-Meaning, Impact, Diagnosis, Mitigation, the runbook), ``RULE = Rule(...)``, a frozen dataclass ``Limits`` and
+A rule file ``rules/<family>/ddNNN_<name>.py`` holds a docstring (first line = the cause in one sentence, then the
+headings Meaning, Impact, Diagnosis, Mitigation, the runbook), ``RULE = Rule(...)``, a frozen dataclass ``Limits`` and
 ``check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]``.
 """
 

@@ -1,0 +1,226 @@
+"""The answer: a verdict in one sentence, the findings in the order to act on, and what could not be judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ddiag.model.run import Coverage
+from ddiag.model.signals import JobFacts, Signals, StepBudget
+from ddiag.rulekit.cost import name_ranks
+from ddiag.rulekit.finding import Abstention, Culprits, Finding, Severity
+from ddiag.rulekit.merge import arrange
+from ddiag.rulekit.rule import LoadedRule
+from ddiag.rulekit.runner import run_rules
+
+SCHEMA_VERSION = 1
+FEWEST_STEPS = 2
+"""Fewer steady steps show a problem, but not that there is none."""
+
+
+class Status(str, Enum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    STALLED = "stalled"
+    CRASHED = "crashed"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: Status
+    headline: str
+    """One plain sentence: culprit, cost and confidence; or what was checked."""
+    primary: str | None = None
+    """Rule id of the finding to act on first."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()
+    """Causes by urgency, each followed by its consequences."""
+    abstentions: tuple[Abstention, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
+    rules_checked: tuple[str, ...] = ()
+    """Ids of the rules that had the evidence they need and decided."""
+    ddiag_version: str = ""
+
+    def worst(self) -> Severity | None:
+        """The highest severity among the findings; None without any."""
+        return min((f.severity for f in self.findings), key=lambda severity: severity.order, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract (``schema_version`` 1), made of plain types only."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "ddiag_version": self.ddiag_version,
+            "verdict": {
+                "status": self.verdict.status.value,
+                "headline": self.verdict.headline,
+                "primary": self.verdict.primary,
+            },
+            "findings": [finding_dict(finding) for finding in self.findings],
+            "abstentions": [
+                {"rule": a.rule, "title": a.title, "needs": list(a.needs), "capture": a.capture}
+                for a in self.abstentions
+            ],
+            "rules_checked": list(self.rules_checked),
+            "coverage": coverage_dict(self.coverage),
+        }
+
+
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    """One finding of the JSON contract."""
+    return {
+        "rule": finding.rule,
+        "root_cause": finding.root_cause,
+        "title": finding.title,
+        "severity": finding.severity.value,
+        "confidence": finding.confidence.value,
+        "role": finding.role.value,
+        "explained_by": finding.explained_by,
+        "also_seen_by": list(finding.also_seen_by),
+        "culprits": {
+            "ranks": list(finding.culprits.ranks),
+            "hosts": list(finding.culprits.hosts),
+            "devices": list(finding.culprits.devices),
+            "groups": list(finding.culprits.groups),
+            "modules": list(finding.culprits.modules),
+            "where": finding.culprits.where,
+        },
+        "victims": {"ranks": list(finding.victims)},
+        "cost": {name: _rounded(value) for name, value in dataclasses.asdict(finding.cost).items()},
+        "evidence": [
+            {
+                "label": item.label,
+                "value": _rounded(item.value),
+                "unit": item.unit,
+                "limit": _rounded(item.limit),
+                "source": item.source,
+            }
+            for item in finding.evidence
+        ],
+        "fix": list(finding.fix),
+        "verify": finding.verify,
+        "why": finding.why,
+        "doubt": finding.doubt,
+        "references": list(finding.references),
+    }
+
+
+def coverage_dict(coverage: Coverage) -> dict[str, Any]:
+    """What was read and what was not, in the JSON contract."""
+    return {
+        "inputs": [dataclasses.asdict(item) for item in coverage.inputs],
+        "ranks_seen": list(coverage.ranks_seen),
+        "ranks_expected": list(coverage.ranks_expected),
+        "ranks_missing": list(coverage.ranks_missing),
+        "steps": list(coverage.steps),
+        "dropped_records": coverage.dropped_records,
+        "unreadable": [{"path": path, "reason": reason} for path, reason in coverage.unreadable],
+        "notes": list(coverage.notes),
+    }
+
+
+def _rounded(value: float | int | str | None) -> float | int | str | None:
+    """Six significant digits: more is noise, and two machines may differ in it."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def conclude(signals: Signals, coverage: Coverage, rules: Sequence[LoadedRule], *, version: str = "") -> Diagnosis:
+    """Run *rules* over *signals* and sum up."""
+    outcome = run_rules(rules, signals)
+    findings = arrange(outcome.findings, rules)
+    if outcome.failures:
+        coverage = dataclasses.replace(coverage, notes=(*coverage.notes, *outcome.failures))
+    return Diagnosis(
+        verdict=_verdict(findings, signals, coverage, len(outcome.checked)),
+        findings=findings,
+        abstentions=outcome.abstentions,
+        coverage=coverage,
+        rules_checked=outcome.checked,
+        ddiag_version=version,
+    )
+
+
+def _verdict(findings: Sequence[Finding], signals: Signals, coverage: Coverage, checked: int) -> Verdict:
+    serious = [f for f in findings if f.severity is not Severity.INFO]
+    if serious:
+        return Verdict(Status.DEGRADED, headline(findings[0]), findings[0].rule)
+    reason = _too_little(signals, checked)
+    if reason:
+        return Verdict(Status.INCONCLUSIVE, f"Not enough evidence for a verdict: {reason}")
+    return Verdict(Status.HEALTHY, _all_clear(signals, coverage, checked))
+
+
+def headline(finding: Finding) -> str:
+    """Culprit, cost and confidence in one sentence; nothing that the title already says is repeated."""
+    title = finding.title[:1].upper() + finding.title[1:]
+    who = culprit_words(finding.culprits)
+    start = title if not who or who.lower() in title.lower() else f"{who[:1].upper()}{who[1:]}: {finding.title}"
+    return f"{start}{_cost_words(finding)} ({finding.confidence.value} confidence)."
+
+
+def culprit_words(culprits: Culprits) -> str:
+    """'rank 7 on node-a', 'group dp_0'; empty for the whole job."""
+    if culprits.ranks:
+        hosts = f" on {', '.join(culprits.hosts)}" if 0 < len(culprits.hosts) <= 2 else ""
+        return name_ranks(culprits.ranks) + hosts
+    for names, one, many in ((culprits.hosts, "host", "hosts"), (culprits.groups, "group", "groups")):
+        if names:
+            shown = ", ".join(names[:3]) + (f", … ({len(names)} in all)" if len(names) > 3 else "")
+            return f"{one if len(names) == 1 else many} {shown}"
+    return ""
+
+
+def _cost_words(finding: Finding) -> str:
+    cost = finding.cost
+    if cost.ms_per_step is None:
+        return ""
+    share = "" if cost.step_share is None else f"{cost.step_share:.0%}"
+    if share and share in finding.title:
+        return f", {milliseconds(cost.ms_per_step)} of each step"
+    return f", costing {milliseconds(cost.ms_per_step)} of each step" + (f" ({share})" if share else "")
+
+
+def milliseconds(value: float) -> str:
+    """'34.2 ms', '1.25 s', '0.08 ms': three significant digits."""
+    if abs(value) >= 1000:
+        return f"{value / 1000:.3g} s"
+    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
+
+
+def _too_little(signals: Signals, checked: int) -> str:
+    """Why silence of the rules proves nothing here; empty when it does."""
+    budget = signals.get(StepBudget)
+    if budget is None:
+        return "the evidence shows no work on a device or host that could be measured"
+    if checked == 0:
+        return "no rule had the signals it needs"
+    if budget.n_steps < FEWEST_STEPS:
+        steps = "no complete step" if budget.n_steps == 0 else "one step"
+        marked = " and the trace does not mark steps" if budget.source == "window" else ""
+        return (
+            f"nothing stands out, but only {steps} was captured{marked}; "
+            "profile 5 or more steps with prof.step() after each"
+        )
+    if budget.mean("compute_ms") <= 0:
+        return "no compute was seen in any step"
+    return ""
+
+
+def _all_clear(signals: Signals, coverage: Coverage, checked: int) -> str:
+    budget, facts = signals.get(StepBudget), signals.get(JobFacts)
+    seen = len(facts.ranks) if facts is not None else len(coverage.ranks_seen)
+    expected = len(coverage.ranks_expected)
+    ranks = f"{seen} of {expected} ranks" if expected > seen else f"{seen} rank{'s' if seen != 1 else ''}"
+    if budget is None:
+        return f"No problem found by {checked} rules over {ranks}."
+    return (
+        f"No problem found: {checked} rules checked {ranks} over {budget.n_steps} steps of "
+        f"{milliseconds(budget.step_ms)}, {budget.share('compute_ms'):.0%} of it compute."
+    )
