@@ -108,6 +108,8 @@ class HostLaunch:
     graph_launches_per_step: float = 0.0
     long_gaps: Table | None = None
     """rank, step, start_ns, gap_ms, host_ms_in_calls, top_op: device gaps > 5 ms that are neither input nor sync."""
+    blocking_launch_share: float | None = None
+    """Share of kernel launches whose call ends after its kernel (near 1 with CUDA_LAUNCH_BLOCKING=1)."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,10 @@ def human_bytes(amount: float) -> str:
     """1536 -> '1.5 KiB'; binary units, three significant digits at most."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 1024:
-            return f"{amount:.3g} {unit}"
+            return f"{_digits(amount)} {unit}"
         amount /= 1024
-    return f"{amount:.3g} TiB"
+    return f"{_digits(amount)} TiB"
+
+
+def _digits(amount: float) -> str:
+    return f"{amount:.0f}" if abs(amount) >= 100 else f"{amount:.3g}"

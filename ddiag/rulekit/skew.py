@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from ddiag.model.signals import JobFacts, LateRanks, StepBudget
+from ddiag.model.signals import JobFacts, LateRanks, Signals, StepBudget
 from ddiag.rulekit.cost import severity_for, step_cost
-from ddiag.rulekit.finding import Confidence, Cost, Culprits, Evidence, Severity
+from ddiag.rulekit.finding import Confidence, Cost, Culprits, Evidence, Finding, Severity
+from ddiag.rulekit.rule import View
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,72 @@ def _evidence(rank: int, row: dict[str, Any], late: LateRanks, warning: float) -
         Evidence("waiting", round(late.wait_share, 4), "of step", warning, "mean over ranks"),
     ]
     if row["p_value"] is not None:
-        rows.append(Evidence("chance of this by luck", float(f"{row['p_value']:.2g}"), "", None, "binomial against 1/n"))
+        rows.append(
+            Evidence("chance of this by luck", float(f"{row['p_value']:.2g}"), "", None, "binomial against 1/n")
+        )
     return tuple(rows)
 
 
 def difference(row: dict[str, Any], column: str, label: str) -> Evidence | None:
-    """Evidence that this rank spends *column* ms per step more than the median of its peers; None when unknown."""
+    """Evidence of how this rank differs from the median of its peers; None when unknown."""
     value = row.get(column)
-    return None if value is None else Evidence(label, round(float(value), 3), "ms/step", None, "above its peers' median")
+    if value is None:
+        return None
+    if column == "kernel_slowdown":
+        return Evidence(label, round(float(value), 3), "x", None, "same kernels, against the peers' median")
+    return Evidence(label, round(float(value), 3), "ms/step", None, "above the median of its peers")
+
+
+@dataclass(frozen=True)
+class LateLimits:
+    """Limits every late-rank rule shares."""
+
+    wait_share: float = 0.04
+    """Waiting this rank causes / step for a finding (jitter between healthy ranks stays below)."""
+    critical_share: float = 0.25
+    """From here the rank is the first thing to fix."""
+
+
+@dataclass(frozen=True)
+class LateStory:
+    """What one late-rank rule adds to the common evidence."""
+
+    cause: str
+    """Value of ``LateRanks.table['cause']`` the rule is about."""
+    because: str
+    """Continues 'rank 3 arrives last …'."""
+    compare: tuple[tuple[str, str], ...]
+    """(column of LateRanks.table, label): this rank against its peers."""
+    fix: tuple[str, ...]
+    verify: str
+    why: str
+    doubt: str
+
+
+def several_ranks(signals: Signals) -> bool:
+    """A rank can be late only among others."""
+    facts = signals.get(JobFacts)
+    return facts is not None and len(facts.ranks) > 1
+
+
+def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterator[Finding]:
+    """The finding that one rank is late for the story's reason, if one is."""
+    facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
+    found = late_rank(facts, budget, late, warning=limits.wait_share, critical=limits.critical_share)
+    if found is None or found.cause != story.cause:
+        return
+    own = (difference(found.row, column, label) for column, label in story.compare)
+    yield Finding(
+        title=f"rank {found.rank} arrives last {story.because}; the others wait "
+        f"{found.ms_per_step:.1f} ms per step ({found.share:.0%})",
+        severity=found.severity,
+        confidence=found.confidence,
+        culprits=found.culprits,
+        victims=found.victims,
+        evidence=(*found.evidence, *(row for row in own if row is not None)),
+        fix=story.fix,
+        verify=story.verify,
+        cost=found.cost,
+        why=story.why,
+        doubt=f"{late.note}; {story.doubt}" if late.note else story.doubt,
+    )

@@ -69,14 +69,16 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         confidence=Confidence.HIGH if budget.n_steps >= 3 else Confidence.MEDIUM,
         evidence=tuple(evidence),
         fix=(
-            "raise the micro-batch, or accumulate gradients under `no_sync()` (FSDP2: set_requires_gradient_sync(False))",
+            "raise the micro-batch, or accumulate gradients under `no_sync()` (FSDP2: "
+            "set_requires_gradient_sync(False))",
             "send fewer bytes: bf16 gradient communication (DDP bf16_compress_hook, FSDP MixedPrecision.reduce_dtype)",
             "across nodes: ShardingStrategy.HYBRID_SHARD or a 2-D device mesh, so that gathers stay inside the node",
         ),
         verify="`ddiag analyze NEW_TRACES`: exposed transfer must fall while compute per step rises or stays",
         cost=step_cost(exposed_ms, budget, facts),
         why="transfer time is measured over matched ranks with waiting subtracted, and most of it is already hidden",
-        doubt="busbw far below the link's rate (see the communication table) would make the link, not the volume, the cause",
+        doubt="busbw far below the link's rate (see the communication table) would make the link, not the "
+        "volume, the cause",
     )
 
 

@@ -13,7 +13,8 @@ default is true only for stage 3), Megatron without `--overlap-grad-reduce`, a s
 all-reduces after `backward()`.
 
 ## Mitigation
-Let DDP reduce buckets during backward, turn the framework's overlap option on, and remove waits right after a collective.
+Let DDP reduce buckets during backward, turn the framework's overlap option on, and remove waits right after a
+collective.
 """
 
 from __future__ import annotations
@@ -67,11 +68,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         )
         return
     yield Finding(
-        title=f"only {comm.overlap_share:.0%} of communication overlaps with compute; {share:.0%} of the step is exposed",
+        title=f"only {comm.overlap_share:.0%} of communication overlaps with compute; {share:.0%} of the step "
+        f"is exposed",
         severity=severity_for(share, warning=limits.gain_share, critical=limits.critical_share),
         confidence=_confidence(budget, matched=matched),
         evidence=(
-            Evidence("overlapped", round(comm.overlap_share, 4), "of communication", limits.overlap_share, "all streams"),
+            Evidence(
+                "overlapped", round(comm.overlap_share, 4), "of communication", limits.overlap_share, "all streams"
+            ),
             Evidence("communication", round(comm.comm_ms, 3), "ms/step", None, f"union, {budget.n_steps} steady steps"),
             Evidence("could be hidden", round(gain_ms, 3), "ms/step", None, "min(exposed transfer, compute)"),
             Evidence("ranks compared", comm.matched_ranks, "ranks", 2, "waiting subtracted only when >= 2"),
@@ -98,7 +102,9 @@ def _confidence(budget: StepBudget, *, matched: bool) -> Confidence:
 
 
 def _fixes(buckets: GradBuckets | None, units: ShardUnits | None) -> tuple[str, ...]:
-    general = "do not wait or synchronise right after issuing a collective; use async_op=True and wait where it is needed"
+    general = (
+        "do not wait or synchronise right after issuing a collective; use async_op=True and wait where it is needed"
+    )
     if units is not None:
         return (
             "FSDP1: backward_prefetch=BACKWARD_PRE and forward_prefetch=True; FSDP2: set_modules_to_forward_prefetch",

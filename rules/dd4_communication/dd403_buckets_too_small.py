@@ -7,7 +7,8 @@ Each reduction pays a fixed latency. Many small buckets pay it many times; the l
 Latency times the number of buckets is added to communication, and what backward cannot hide is added to the step.
 
 ## Diagnosis
-Reductions per step, their sizes, and the fitted latency (alpha) and bandwidth (beta): the time a step would need with the
+Reductions per step, their sizes, and the fitted latency (alpha) and bandwidth (beta): the time a step would need
+with the
 recommended size comes from a simulation over the observed moments at which gradients became ready.
 
 ## Mitigation
@@ -72,7 +73,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why="the simulated step with larger buckets is faster by the stated gain"
         if predicted
         else "small reductions stand alone at the end of backward",
-        doubt="if the gradients belong to frozen or sparse modules that arrive late, larger buckets cannot start earlier",
+        doubt="if the gradients belong to frozen or sparse modules that arrive late, larger buckets cannot "
+        "start earlier",
     )
 
 
@@ -88,7 +90,9 @@ def _evidence(buckets: GradBuckets, limits: Limits) -> tuple[Evidence, ...]:
     if buckets.beta_gbps is not None:
         rows.append(Evidence("bandwidth", round(buckets.beta_gbps, 2), "GB/s", None, "alpha-beta fit"))
     if buckets.predicted_gain_ms is not None:
-        rows.append(Evidence("predicted gain", round(buckets.predicted_gain_ms, 3), "ms/step", None, "bucket simulation"))
+        rows.append(
+            Evidence("predicted gain", round(buckets.predicted_gain_ms, 3), "ms/step", None, "bucket simulation")
+        )
     return tuple(rows)
 
 

@@ -31,7 +31,8 @@ RULE = Rule(
     needs=(JobFacts, StepBudget, GradBuckets),
     capture="profile with torch >= 2.3 (collective sizes are in the trace) on two or more ranks over 5+ steps",
     symptom="one long all-reduce after backward",
-    evidence="one to three reductions per step, exposed tail above 5 % of the step, simulated gain from smaller buckets",
+    evidence="one to three reductions per step, exposed tail above 5 % of the step, simulated gain from "
+    "smaller buckets",
 )
 
 

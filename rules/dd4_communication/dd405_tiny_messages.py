@@ -5,7 +5,8 @@ The loop issues dozens to thousands of collectives that carry almost nothing: pe
 all-reduces, `log(sync_dist=True)` for every key, gathers of Python objects.
 
 ## Impact
-Each costs its start-up latency (10–100 µs over NVLink, more over the network) and a chance to wait for the slowest rank.
+Each costs its start-up latency (10–100 µs over NVLink, more over the network) and a chance to wait for the slowest
+rank.
 
 ## Diagnosis
 Collectives below 64 KiB, counted per step, with the time they take alone.
@@ -72,7 +73,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         culprits=Culprits(groups=tuple(sorted(set(tiny["group"].to_list())))),
         evidence=(
             Evidence("tiny collectives", round(count, 1), "per step", limits.count_per_step, "collectives summary"),
-            Evidence("size", int(tiny["bytes"].max() or 0), "bytes", limits.bytes, "largest of them")
+            Evidence("size", max(tiny["bytes"].to_list()), "bytes", limits.bytes, "largest of them")
             if sized
             else Evidence("size", "not in the trace", "", None, "torch < 2.3: judged by duration"),
             Evidence("exposed", round(exposed_ms, 3), "ms/step", None, "not covered by compute"),

@@ -72,14 +72,17 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("exposed transfer", round(exposed_ms, 3), "ms/step", None, "mean over ranks"),
         ),
         fix=(
-            "run one job with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH and look for `via NET/Socket`, `via SHM` on an "
+            "run one job with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH and look for `via "
+            "NET/Socket`, `via SHM` on an "
             "NVLink machine, `GPU Direct RDMA Disabled`, fewer HCAs on one node",
-            "unset pinned NCCL_ALGO / NCCL_PROTO / NCCL_*_NCHANNELS / NCCL_P2P_DISABLE / NCCL_IB_DISABLE and measure again",
+            "unset pinned NCCL_ALGO / NCCL_PROTO / NCCL_*_NCHANNELS / NCCL_P2P_DISABLE / NCCL_IB_DISABLE and "
+            "measure again",
             "`nvidia-smi topo -m` and `nvidia-smi nvlink -s` on every node of the group",
         ),
         verify="all_reduce_perf -b 32M -e 1G -f 2 -g 1 on the same ranks, then `ddiag analyze NEW_TRACES`",
         cost=step_cost(gain_ms, budget, facts),
         why="waiting was subtracted by taking the shortest duration over all ranks of each call",
-        doubt="if the real topology is slower than the assumed one (PCIe-only machine, shared NIC), expected is too high",
+        doubt="if the real topology is slower than the assumed one (PCIe-only machine, shared NIC), expected "
+        "is too high",
         references=("nccl-tests doc/PERFORMANCE.md",),
     )

@@ -1,7 +1,8 @@
 """Sharded units are so small that every layer pays gather latency many times.
 
 ## Meaning
-Each wrapped module is gathered by a collective of its own. Wrapping every linear layer gives hundreds of gathers below a
+Each wrapped module is gathered by a collective of its own. Wrapping every linear layer gives hundreds of gathers
+below a
 few MiB, which cost latency and host time instead of bandwidth.
 
 ## Impact
@@ -68,7 +69,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         ),
         fix=(
             "FSDP2: fully_shard(block) for every transformer block, then fully_shard(model); not for each Linear",
-            "FSDP1: auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={YourBlock}); "
+            "FSDP1: auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, "
+            "transformer_layer_cls={YourBlock}); "
             "accelerate: fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP with fsdp_transformer_layer_cls_to_wrap",
             "DeepSpeed ZeRO-3: raise stage3_param_persistence_threshold and stage3_prefetch_bucket_size (elements)",
         ),

@@ -59,7 +59,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         severity=severity_for(share, warning=limits.exposed_share, critical=limits.critical_share),
         confidence=Confidence.HIGH if budget.n_steps >= 3 else Confidence.MEDIUM,
         evidence=(
-            Evidence("prefetched gathers", round(units.prefetched_share, 3), "of all", limits.prefetched_share, "starts"),
+            Evidence(
+                "prefetched gathers", round(units.prefetched_share, 3), "of all", limits.prefetched_share, "starts"
+            ),
             Evidence("gathers per step", round(units.gathers_per_step, 1), "", limits.gathers_per_step, "all_gather"),
             Evidence("exposed gathers", round(units.gather_exposed_ms, 3), "ms/step", None, "not covered by compute"),
         ),

@@ -1,14 +1,16 @@
 """A barrier runs in every training step.
 
 ## Meaning
-`dist.barrier()` (or its disguise, an all-reduce of one element followed by a wait) stands in the loop. Collectives already
+`dist.barrier()` (or its disguise, an all-reduce of one element followed by a wait) stands in the loop. Collectives
+already
 order the ranks; the barrier only makes everybody wait for the slowest once more and drains the device queue.
 
 ## Impact
 Its latency, the drained launch queue after it, and each rank's jitter added up instead of averaged out.
 
 ## Diagnosis
-Barriers per step and the time ranks spend in them. Waiting inside the barrier is the late rank's doing (see DD5xx); what
+Barriers per step and the time ranks spend in them. Waiting inside the barrier is the late rank's doing (see DD5xx);
+what
 the barrier itself costs is the rest.
 
 ## Mitigation

@@ -1,0 +1,84 @@
+"""Ranks wait for a different late rank each time: the work per batch is uneven.
+
+## Meaning
+Waiting is a large share of the step, but no rank stands out: whoever has the longest batch is late. Typical of
+variable-length sequences, mixture-of-experts routing and uneven packing; short random pauses (garbage collection,
+allocator) look alike.
+
+## Impact
+Each step takes as long as its slowest rank; the loss grows with the number of ranks.
+
+## Diagnosis
+Waiting share of the step, and blame spread over ranks without a significant leader.
+
+## Mitigation
+Balance work per global batch, by tokens and by squared length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddiag.model.signals import JobFacts, LateRanks, PythonOverhead, StepBudget
+from ddiag.rulekit import Abstain, Confidence, Evidence, Finding, Rule, View
+from ddiag.rulekit.cost import severity_for, step_cost
+from ddiag.rulekit.skew import several_ranks
+
+RULE = Rule(
+    id="DD504",
+    root_cause="RC-57",
+    needs=(JobFacts, StepBudget, LateRanks),
+    optional=(PythonOverhead,),
+    capture="profile all ranks over the same 10+ steps (torch.profiler on every rank, same schedule)",
+    symptom="step time varies a lot and a different rank is slow each step",
+    evidence="much waiting, but blame spread over ranks without a significant leader",
+    applies=several_ranks,
+    explained_by=("DD203",),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    wait_share: float = 0.08
+    """Waiting / step for a finding; some jitter is always there."""
+    critical_share: float = 0.30
+    """From here it is the first thing to fix."""
+    steps: int = 3
+    """With fewer steps rotation cannot be told from chance."""
+
+
+def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
+    facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
+    if late.persistent_rank is not None or not late.rotating or late.wait_share < limits.wait_share:
+        return
+    if budget.n_steps < limits.steps:
+        yield Abstain(f"only {budget.n_steps} steady step(s): rotation cannot be told from chance", RULE.capture)
+        return
+    worst = late.table.sort("blame_share", descending=True).row(0, named=True)
+    python = signals.get(PythonOverhead)
+    yield Finding(
+        title=f"ranks wait {late.wait_share:.0%} of the step for a late rank that changes from step to step",
+        severity=severity_for(late.wait_share, warning=limits.wait_share, critical=limits.critical_share),
+        confidence=Confidence.MEDIUM,
+        evidence=(
+            Evidence("waiting", round(late.wait_share, 4), "of step", limits.wait_share, "mean over ranks"),
+            Evidence("waiting", round(late.wait_ms_per_step, 3), "ms/step", None, f"{late.collectives} collectives"),
+            Evidence(
+                "largest blame", round(float(worst["blame_share"]), 3), "of waiting", None, f"rank {worst['rank']}"
+            ),
+            Evidence("garbage collection", round(python.gc_ms_per_step, 3), "ms/step", None, "gc spans")
+            if python is not None
+            else Evidence("garbage collection", "not recorded", "", None, "needs with_stack=True"),
+        ),
+        fix=(
+            "balance each global batch over ranks by the sum of tokens and of squared lengths (length-grouped sampler, "
+            "sequence packing; Megatron: hybrid context parallelism)",
+            "mixture of experts: auxiliary loss or bias-based balancing, capacity factor",
+            "rule out pauses: run 200 steps with gc.disable() and compare p99 step time",
+        ),
+        verify="log the sum of tokens and of squared lengths per rank and step: correlation with compute time > 0.8",
+        cost=step_cost(late.wait_ms_per_step, budget, facts),
+        why="waiting is measured per collective, and no rank causes significantly more of it than chance allows",
+        doubt="random pauses (GC, allocator, network jitter) on changing ranks give the same picture",
+    )

@@ -1,0 +1,69 @@
+"""DDP searches the autograd graph for unused parameters in every step.
+
+## Meaning
+`find_unused_parameters=True` walks the graph after each forward and reduces one more bitmap. It is needed only when the
+set of used parameters really varies.
+
+## Impact
+Typically 5–10 % of the step, on the host, between forward and backward.
+
+## Diagnosis
+The search is visible as a host span of its own in each step.
+
+## Mitigation
+Turn it off, or use `static_graph=True` when the used set does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddiag.model.signals import JobFacts, PythonOverhead, StepBudget
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View
+from ddiag.rulekit.cost import severity_for, step_cost
+
+RULE = Rule(
+    id="DD802",
+    root_cause="RC-71",
+    needs=(JobFacts, StepBudget, PythonOverhead),
+    capture="profile 5+ steps with torch.profiler(with_stack=True), activities CPU and CUDA",
+    symptom="DDP slower than expected; a warning about find_unused_parameters once",
+    evidence="a search span in each step above 2 % of it",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    share: float = 0.02
+    """Search time / step for a warning."""
+    critical_share: float = 0.30
+    """Never reached in practice; kept so that a pathological graph stands out."""
+
+
+def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
+    facts, budget, python = signals[JobFacts], signals[StepBudget], signals[PythonOverhead]
+    if python.find_unused_ms is None or budget.step_ms <= 0:
+        return
+    share = python.find_unused_ms / budget.step_ms
+    if share < limits.share:
+        return
+    yield Finding(
+        title=f"DDP spends {python.find_unused_ms:.1f} ms per step ({share:.0%}) searching for unused parameters",
+        severity=severity_for(share, warning=limits.share, critical=limits.critical_share),
+        confidence=Confidence.LOW if facts.with_stack else Confidence.MEDIUM,
+        culprits=Culprits(where="DistributedDataParallel(find_unused_parameters=True)"),
+        evidence=(
+            Evidence("search", round(python.find_unused_ms, 3), "ms/step", None, "host span, mean over ranks"),
+            Evidence("share of the step", round(share, 4), "of step", limits.share, ""),
+        ),
+        fix=(
+            "DistributedDataParallel(find_unused_parameters=False) if every parameter gets a gradient in every step",
+            "static_graph=True if the used set is constant",
+            "keep it only if the set of used parameters depends on the data",
+        ),
+        verify="`ddiag analyze NEW_TRACES`: the span is gone and the step is shorter",
+        cost=step_cost(python.find_unused_ms, budget, facts),
+        why="the span repeats in each steady step",
+        doubt="recording Python stacks makes host spans longer than they are without the profiler",
+    )

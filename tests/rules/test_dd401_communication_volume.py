@@ -1,0 +1,34 @@
+from ddiag.rulekit import Severity
+from tests.rules.checking import evidence, findings, the_finding
+
+HEAVY = {
+    "collectives": {"exposed_ms": 60.0, "overlapped_ms": 80.0},
+    "step_budget": {"comm_transfer_ms": 58.0, "comm_wait_ms": 2.0},
+}
+
+
+def test_fires_when_much_is_exposed_although_most_overlaps() -> None:
+    found = the_finding("DD401", **HEAVY)
+    assert found.severity is Severity.WARNING
+    assert found.cost.ms_per_step == 58.0
+    assert evidence(found, "share of the step").value == 0.29
+    assert found.cost.gpu_hours is not None
+    assert abs(found.cost.gpu_hours - 0.29 * 8 * 24) < 0.01
+
+
+def test_waiting_for_a_late_rank_is_not_volume() -> None:
+    waiting = {"step_budget": {"comm_transfer_ms": 8.0, "comm_wait_ms": 52.0}}
+    assert findings("DD401", **{**HEAVY, **waiting}) == []
+
+
+def test_missing_overlap_is_another_rules_subject() -> None:
+    assert findings("DD401", **{**HEAVY, "collectives": {"exposed_ms": 60.0, "overlapped_ms": 5.0}}) == []
+
+
+def test_one_rank_cannot_tell_transfer_from_waiting() -> None:
+    one = {**HEAVY["collectives"], "matched_ranks": 1}
+    assert findings("DD401", **{**HEAVY, "collectives": one}) == []
+
+
+def test_just_below_the_limit_is_quiet() -> None:
+    assert findings("DD401", collectives={"exposed_ms": 15.8, "overlapped_ms": 80.0}) == []

@@ -1,0 +1,32 @@
+from ddiag.rulekit import Abstain, Severity
+from tests.rules.checking import check, evidence, findings, the_finding
+
+ROTATING = {"rotating": True, "wait_ms_per_step": 40.0}
+
+
+def test_fires_without_naming_any_rank() -> None:
+    found = the_finding("DD504", late_ranks=ROTATING)
+    assert found.severity is Severity.WARNING
+    assert found.culprits.ranks == ()
+    assert found.victims == ()
+    assert evidence(found, "waiting").value == 0.2
+
+
+def test_a_rank_that_stands_out_is_another_rules_subject() -> None:
+    assert findings("DD504", late_ranks={**ROTATING, "persistent_rank": 3}) == []
+
+
+def test_ordinary_jitter_is_quiet() -> None:
+    assert findings("DD504", late_ranks={**ROTATING, "wait_ms_per_step": 10.0}) == []
+
+
+def test_two_steps_cannot_show_rotation() -> None:
+    (said,) = check("DD504", steps=2, late_ranks=ROTATING)
+    assert isinstance(said, Abstain)
+    assert "chance" in said.reason
+
+
+def test_the_gc_figure_is_given_when_known_and_its_absence_said() -> None:
+    assert evidence(the_finding("DD504", late_ranks=ROTATING), "garbage collection").value == 0.0
+    without = the_finding("DD504", late_ranks=ROTATING, python_overhead=None)
+    assert evidence(without, "garbage collection").value == "not recorded"
