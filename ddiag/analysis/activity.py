@@ -7,18 +7,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from ddiag.analysis.host_names import is_loader
 from ddiag.analysis.intervals import Intervals, merge, subtract
 from ddiag.analysis.names import innermost, of_kind, outermost, spans_union, where_name
 from ddiag.model.run import Run
 
-LOADER = re.compile(
-    r"enumerate\(DataLoader\)|DataLoaderIter\.__next__|torch/utils/data/dataloader\.py\(\d+\): __next__"
-    r"|(?:^|[.:/ #])(?:(?:fetch_)?next_batch|(?:get|load|fetch)_batch|prefetch(?:er)?[._]?next|data_wait)\b"
-    r"|nvidia/dali/plugin/\S+\(\d+\): __next__|webdataset/\S+\(\d+\): __iter__|train_dataloader_next"
-    r"|IteratorGetNext|IteratorGetNextSync|Iterator::Root::Prefetch|\[pl\]\[profile\]\S*train_dataloader_next",
-    re.IGNORECASE,
-)
-"""Spans in which a thread waits for the next batch: torch, DALI, webdataset, Lightning, TensorFlow, common names."""
 _NOT_WORK = re.compile(
     r"^(?:ProfilerStep|Optimizer\.|DistributedDataParallel|FullyShardedDataParallel|PyTorch Profiler"
     r"|c10d::|c10d_functional::|_c10d_functional::|record_param_comms|(?:gloo|nccl|mpi|ucc|xccl|hccl):)"
@@ -92,8 +85,3 @@ def training_thread(run: Run, rank: int) -> int | None:
     """Id of the thread that drives training, where ingest could tell."""
     found = run.table("ranks").filter(pl.col("rank") == rank)["main_tid"].drop_nulls()
     return int(found[0]) if len(found) else None
-
-
-def is_loader(name: str) -> bool:
-    """The span *name* is a wait for input."""
-    return LOADER.search(name) is not None
