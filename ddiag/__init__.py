@@ -1,4 +1,6 @@
-"""ddiag finds what slows down or stops distributed training. ``import ddiag`` is cheap: its names are loaded on first use.
+"""ddiag finds what slows down or stops distributed training.
+
+Importing it is cheap: the names below are loaded on first use.
 
 >>> import ddiag
 >>> run = ddiag.load_run(["traces/"])

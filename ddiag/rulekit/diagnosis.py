@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -159,10 +160,14 @@ def _verdict(findings: Sequence[Finding], signals: Signals, coverage: Coverage, 
 
 def headline(finding: Finding) -> str:
     """Culprit, cost and confidence in one sentence; nothing that the title already says is repeated."""
-    title = finding.title[:1].upper() + finding.title[1:]
-    who = culprit_words(finding.culprits)
-    start = title if not who or who.lower() in title.lower() else f"{who[:1].upper()}{who[1:]}: {finding.title}"
-    return f"{start}{_cost_words(finding)} ({finding.confidence.value} confidence)."
+    who, title = culprit_words(finding.culprits), finding.title
+    names = name_ranks(finding.culprits.ranks) if finding.culprits.ranks else who
+    named = re.search(rf"\b{re.escape(names)}(?![\w.-])", title, re.IGNORECASE) if names else None
+    if named and who.removeprefix(names) not in title:
+        title = title[: named.end()] + who.removeprefix(names) + title[named.end() :]
+    elif names and not named:
+        title = f"{who}: {title}"
+    return f"{title[:1].upper()}{title[1:]}{_cost_words(finding)} ({finding.confidence.value} confidence)."
 
 
 def culprit_words(culprits: Culprits) -> str:
@@ -178,13 +183,15 @@ def culprit_words(culprits: Culprits) -> str:
 
 
 def _cost_words(finding: Finding) -> str:
-    cost = finding.cost
-    if cost.ms_per_step is None:
+    cost, title = finding.cost, finding.title
+    if cost.ms_per_step is None or any(
+        f"{cost.ms_per_step:{form}} ms" in title for form in (".0f", ".1f", ".2f", ".3g")
+    ):
         return ""
     share = "" if cost.step_share is None else f"{cost.step_share:.0%}"
-    if share and share in finding.title:
-        return f", {milliseconds(cost.ms_per_step)} of each step"
-    return f", costing {milliseconds(cost.ms_per_step)} of each step" + (f" ({share})" if share else "")
+    return f", costing {milliseconds(cost.ms_per_step)} of each step" + (
+        f" ({share})" if share and share not in title else ""
+    )
 
 
 def milliseconds(value: float) -> str:

@@ -120,7 +120,7 @@ def _sentences(parts: Iterable[str]) -> str:
 
 
 def _causes(merged: Sequence[Finding], explained_by: dict[str, tuple[str, ...]]) -> dict[int, int]:
-    """Index of a consequence -> index of its cause. The least urgent look for a cause first, so cycles break at the top."""
+    """Index of a consequence -> index of its cause; the least urgent look first, so a cycle breaks at its top."""
     causes: dict[int, int] = {}
     for index in reversed(range(len(merged))):
         effect = merged[index]
@@ -163,7 +163,7 @@ def _explains(cause: Finding, effect: Finding) -> bool:
 
 
 def _overlap(a: Finding, b: Finding) -> bool:
-    """Who is touched in common. A side that names nobody is the whole job; sides named differently cannot be told apart."""
+    """Whether both touch the same; naming nobody means the whole job, and different kinds of names do not exclude."""
     for ours, theirs in ((_touched(a), _touched(b)), (set(a.culprits.groups), set(b.culprits.groups))):
         if ours and theirs and not ours & theirs:
             return False

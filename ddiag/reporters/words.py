@@ -1,0 +1,143 @@
+"""How all reporters word and mark things, so that terminal, Markdown and HTML say the same."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from ddiag.model.run import Coverage
+from ddiag.model.signals import JobFacts, Signals, StepBudget
+from ddiag.plots.numbers import percent, short, size, span
+from ddiag.rulekit.cost import name_ranks
+from ddiag.rulekit.diagnosis import Status
+from ddiag.rulekit.finding import Abstention, Cost, Evidence, Severity
+
+SEVERITY_SHAPES: Mapping[Severity, str] = MappingProxyType(
+    {Severity.CRITICAL: "■", Severity.WARNING: "▲", Severity.INFO: "●"}
+)
+STATUS_SHAPES: Mapping[Status, str] = MappingProxyType(
+    {
+        Status.HEALTHY: "✔",
+        Status.DEGRADED: "▲",
+        Status.STALLED: "■",
+        Status.CRASHED: "■",
+        Status.INCONCLUSIVE: "?",
+    }
+)
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {"annotation": "marked in the trace", "inferred": "inferred", "window": "the whole capture as one step"}
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
+
+
+def clean(text: object) -> str:
+    """Text from evidence without control characters: it must not steer a terminal or break a line."""
+    return _CONTROL.sub(" ", str(text))
+
+
+def number(value: float | int | str | None, unit: str = "") -> str:
+    """A value of an evidence row: binary sizes, shares in percent, three significant digits, counts in full."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return clean(value)
+    if unit == "bytes":
+        return size(value)
+    if _is_share(value, unit):
+        return percent(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2g}" if 0 < abs(value) < 0.001 else short(value)
+
+
+def evidence_value(item: Evidence) -> str:
+    """'34.1 ms/step', '25.0 MiB', '12 % of communication'."""
+    return f"{number(item.value, item.unit)} {shown_unit(item)}".strip()
+
+
+def evidence_limit(item: Evidence) -> str:
+    """The limit as the value is written, without its unit; empty when there is none."""
+    return number(item.limit, item.unit)
+
+
+def shown_unit(item: Evidence) -> str:
+    """The unit, unless :func:`number` has it already."""
+    return "" if item.unit in ("bytes", "share") else clean(item.unit)
+
+
+def _is_share(value: float, unit: str) -> bool:
+    return isinstance(value, float) and (unit == "share" or unit.startswith("of ")) and 0 <= value <= 1
+
+
+def cost_words(cost: Cost) -> str:
+    """'34.1 ms/step · 17 % · 32.6 GPU-h/day'; empty when nothing is known."""
+    parts = []
+    if cost.ms_per_step is not None:
+        parts.append(f"{span(cost.ms_per_step)}/step")
+    if cost.step_share is not None:
+        parts.append(f"{percent(cost.step_share)}")
+    if cost.gpu_hours is not None:
+        parts.append(f"{short(cost.gpu_hours)} GPU-h/day")
+    return " · ".join(parts)
+
+
+def job_line(signals: Signals) -> str:
+    """Ranks, hosts, devices, back ends and steps in one line."""
+    facts, budget = signals.get(JobFacts), signals.get(StepBudget)
+    parts = []
+    if facts is not None:
+        parts += _who(facts)
+    if budget is not None:
+        parts.append(_steps(budget))
+    return " · ".join(clean(part) for part in parts)
+
+
+def _who(facts: JobFacts) -> list[str]:
+    seen, world = len(facts.ranks), facts.world_size
+    ranks = f"{seen} of {world:,} ranks" if world and world > seen else _count(seen, "rank")
+    hosts = f" on {_few(facts.hosts, 'hosts')}" if facts.hosts else ""
+    devices = _few(facts.device_names, "kinds of device") if facts.device_names else facts.device_kind
+    return [ranks + hosts, devices, *facts.backends, *(f for f in facts.frameworks if f != "pytorch")]
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    return ", ".join(names) if len(names) <= 2 else f"{len(names)} {what}"
+
+
+def _count(amount: int, noun: str) -> str:
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def _steps(budget: StepBudget) -> str:
+    if budget.source == "window":
+        return f"one window of {span(budget.step_ms)} (no steps marked)"
+    excluded = len(budget.excluded_steps)
+    left_out = f", {excluded} left out" if excluded else ""
+    return f"{_count(budget.n_steps, 'step')} of {span(budget.step_ms)} ({SOURCES[budget.source]}{left_out})"
+
+
+def coverage_lines(coverage: Coverage) -> list[str]:
+    """What limits the diagnosis: ranks that are missing, files that could not be used, records that were dropped."""
+    lines = []
+    if coverage.ranks_missing:
+        missing, expected = coverage.ranks_missing, len(coverage.ranks_expected)
+        verb = "gave" if len(missing) > 1 else "gives"
+        lines.append(f"{name_ranks(missing)} of {expected:,} {verb} no evidence")
+    lines += [f"not used: {path}: {reason}" for path, reason in coverage.unreadable]
+    lines += [f"{item.path}: {item.note}" for item in coverage.inputs if item.note]
+    if coverage.dropped_records:
+        lines.append(f"{_count(coverage.dropped_records, 'record')} could not be understood and were left out")
+    return [clean(line) for line in (*lines, *coverage.notes)]
+
+
+def abstention_lines(abstentions: Sequence[Abstention]) -> list[str]:
+    """One line per capture that would settle something, the most useful first: '7 rules need memory: …'."""
+    counts = Counter((a.needs, a.capture) for a in abstentions)
+    return [
+        clean(f"{_count(count, 'rule')}: {', '.join(needs)}; to settle it: {capture}")
+        for (needs, capture), count in counts.most_common()
+    ]
