@@ -7,6 +7,7 @@ from types import MappingProxyType
 from ddiag.analysis.activity import activity
 from ddiag.analysis.attention import attention
 from ddiag.analysis.budget import step_budget
+from ddiag.analysis.chosen_steps import only
 from ddiag.analysis.collectives import match
 from ddiag.analysis.copies import copies
 from ddiag.analysis.facts import job_facts
@@ -28,10 +29,10 @@ from ddiag.model.run import Run
 from ddiag.model.signals import Signals
 
 
-def derive(run: Run) -> Signals:
-    """All signal families that the facts of *run* can give."""
+def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
+    """All signal families that the facts of *run* can give, over the steps first … last if given."""
     facts = job_facts(run)
-    windows = find_steps(run)
+    windows = find_steps(run) if steps is None else only(find_steps(run), *steps)
     acts = activity(run)
     calls = match(run, windows, acts)
     budget = step_budget(run, windows, acts, calls)

@@ -46,15 +46,14 @@ class StepBars:
         return [table, *self._key(width, glyphs)]
 
     def _key(self, width: int, glyphs: Glyphs) -> list[Text]:
-        """What the characters mean, with each part's mean share of the bars shown; no entry is broken over two lines."""
+        """What the characters mean, with each part's mean share of the bars; no entry is broken."""
         lines = [Text()]
         total = sum(sum(parts.values()) for parts in self.parts)
         for column, activity in PARTS.items():
             share = sum(parts[column] for parts in self.parts) / total if total else 0.0
             if share >= SHOWN_SHARE:
-                entry = Text.assemble(
-                    (glyphs.parts[column] * 2, activity.dark), f" {activity.label.lower()} {percent(share)}"
-                )
+                entry = Text(glyphs.parts[column] * 2, activity.dark)
+                entry.append(f" {activity.label.lower()} {percent(share)}", "default")
                 if lines[-1].plain and len(lines[-1]) + 3 + len(entry) > width:
                     lines.append(Text())
                 lines[-1].append("   " if lines[-1].plain else "").append_text(entry)

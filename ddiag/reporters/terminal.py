@@ -82,7 +82,7 @@ class TerminalReporter:
         wide = self.width >= TWO_COLUMNS_FROM
         left_width = min(PROSE_WIDTH, self.width - 60) if wide else min(self.width, PROSE_WIDTH)
         bars_width = self.width - left_width - 4 if wide else left_width
-        findings = self._findings(diagnosis, left_width)
+        findings = self._findings(diagnosis.findings, left_width)
         bars = self._bars(signals, diagnosis.findings, bars_width)
         head, foot = self._head(diagnosis, signals), self._foot(diagnosis)
         if not wide or not bars or not findings:
@@ -103,20 +103,20 @@ class TerminalReporter:
         sentence.append(clean(verdict.headline), "bold")
         return [sentence, Text(clean(job_line(signals)), "dim")]
 
-    def _findings(self, diagnosis: Diagnosis, width: int) -> list[RenderableType]:
-        findings, headline = diagnosis.findings, diagnosis.verdict.headline
+    def _findings(self, findings: tuple[Finding, ...], width: int) -> list[RenderableType]:
         if not findings:
             return []
         parts: list[RenderableType] = []
         others = findings
         if findings[0].severity is not Severity.INFO:
-            parts += self._first(findings[0], headline)
+            parts += self._first(findings[0])
             others = findings[1:]
         if others:
             parts += [Text(), self._title("Also found" if parts else "Worth knowing"), self._others(others, width)]
         return parts
 
-    def _first(self, finding: Finding, headline: str) -> list[RenderableType]:
+    def _first(self, finding: Finding) -> list[RenderableType]:
+        """The finding of the headline: what shows it, what to do, how to see that it helped."""
         line = self._tag(finding)
         line.append(f"  {self._cost_line(finding)}")
         rows = Table.grid(padding=(0, 2, 0, 0))
@@ -125,9 +125,7 @@ class TerminalReporter:
         rows.add_row("Evidence", self._evidence(finding.evidence))
         rows.add_row("Fix", self._fixes(finding.fix))
         rows.add_row("Verify", Text(clean(finding.verify)))
-        said = finding.title.lower() in headline.lower()
-        title = [] if said else [Text(clean(finding.title), "bold")]
-        return [Text(), self._title("Do this first"), line, *title, rows]
+        return [Text(), self._title("Do this first"), line, rows]
 
     def _cost_line(self, finding: Finding) -> str:
         sep = self.glyphs.separator

@@ -167,7 +167,7 @@ def headline(finding: Finding) -> str:
         title = title[: named.end()] + who.removeprefix(names) + title[named.end() :]
     elif names and not named:
         title = f"{who}: {title}"
-    return f"{title[:1].upper()}{title[1:]}{_cost_words(finding)} ({finding.confidence.value} confidence)."
+    return f"{title[:1].upper()}{title[1:]}{_cost_words(finding)}; {finding.confidence.value} confidence."
 
 
 def culprit_words(culprits: Culprits) -> str:
@@ -183,15 +183,11 @@ def culprit_words(culprits: Culprits) -> str:
 
 
 def _cost_words(finding: Finding) -> str:
-    cost, title = finding.cost, finding.title
-    if cost.ms_per_step is None or any(
-        f"{cost.ms_per_step:{form}} ms" in title for form in (".0f", ".1f", ".2f", ".3g")
-    ):
+    ms, share, title = finding.cost.ms_per_step, finding.cost.step_share, finding.title
+    if ms is None or any(f"{number} ms" in title for number in (f"{ms:.0f}", f"{ms:.1f}", f"{ms:.2f}", f"{ms:.3g}")):
         return ""
-    share = "" if cost.step_share is None else f"{cost.step_share:.0%}"
-    return f", costing {milliseconds(cost.ms_per_step)} of each step" + (
-        f" ({share})" if share and share not in title else ""
-    )
+    part = "" if share is None or f"{share:.0%}" in title else f" ({share:.0%})"
+    return f", costing {milliseconds(ms)} of each step{part}"
 
 
 def milliseconds(value: float) -> str:
