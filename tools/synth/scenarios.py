@@ -1,0 +1,120 @@
+"""Named jobs with one planted fault each, and what a correct diagnosis must say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tools.synth.job import MIB, Job, Late
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job and the truth about it."""
+
+    doc: str
+    job: Job
+    rules: tuple[str, ...] = ()
+    """Rule ids, any of which may come first; empty = healthy, nothing at warning or above."""
+    ranks: tuple[int, ...] = ()
+    """Culprit ranks; empty = the job as a whole."""
+
+
+_BIG_LAYER = 120 * MIB
+"""With blocks this big and kernels at 0.6, communication is as long as backward: how it is organised matters."""
+
+_HEALTHY = {
+    "healthy": Scenario("nothing is wrong", Job()),
+    "healthy_logging": Scenario("the loss is read every second step, which costs next to nothing", Job(log_every=2)),
+    "healthy_clocks": Scenario("nothing is wrong; hosts' clocks differ by milliseconds", Job(clock_offset_ms=5.0)),
+    "healthy_fsdp": Scenario("sharded training with prefetching", Job(strategy="fsdp")),
+    "healthy_tp_dp": Scenario("tensor parallelism in pairs, data parallelism across them", Job(strategy="tp_dp")),
+    "healthy_accumulation": Scenario("four micro-steps, gradients reduced in the last", Job(accumulation=4, steps=4)),
+    "healthy_shifted_windows": Scenario("profilers started one step apart", Job(window_shift_steps=1)),
+    "healthy_missing_ranks": Scenario(
+        "traces of two of eight ranks only", Job(ranks=8, missing_ranks=(2, 3, 4, 5, 6, 7))
+    ),
+}
+_FAULTY = {
+    "input_bound_single_process": Scenario(
+        "batches are made in the training process", Job(workers=0, batch_ms=110), ("DD102", "DD101")
+    ),
+    "input_bound_few_workers": Scenario(
+        "two workers cannot keep up", Job(workers=2, batch_ms=220, steps=8), ("DD103", "DD101")
+    ),
+    "launch_bound": Scenario(
+        "kernels are shorter than their launches", Job(compute_scale=0.02, layer_bytes=MIB // 2), ("DD201",)
+    ),
+    "sync_each_parameter": Scenario(
+        "the gradient norm is read back parameter by parameter", Job(items_per_step=600), ("DD202",)
+    ),
+    "late_compute": Scenario("rank 2 has more work", Job(late=Late("compute", 18)), ("DD501",), ranks=(2,)),
+    "late_device": Scenario(
+        "rank 2 does the same work more slowly", Job(late=Late("device", 16)), ("DD505", "DD501"), ranks=(2,)
+    ),
+    "late_input": Scenario("rank 2 waits for its loader", Job(late=Late("input", 90)), ("DD502",), ranks=(2,)),
+    "late_host": Scenario(
+        "rank 2 does something on the host between steps", Job(late=Late("host", 25)), ("DD503",), ranks=(2,)
+    ),
+    "late_compute_clocks": Scenario(
+        "as late_compute, and clocks differ", Job(late=Late("compute", 18), clock_offset_ms=5.0), ("DD501",), ranks=(2,)
+    ),
+    "rotating_late_rank": Scenario(
+        "another rank has more work in each step", Job(late=Late("rotating", 22), steps=10), ("DD504",)
+    ),
+    "small_buckets": Scenario(
+        "gradients travel in hundreds of small buckets",
+        Job(bucket_bytes=MIB // 2, latency_us=90, layer_bytes=40 * MIB),
+        ("DD403",),
+    ),
+    "giant_bucket": Scenario(
+        "all gradients travel in one bucket after backward",
+        Job(bucket_bytes=1 << 40, layer_bytes=_BIG_LAYER, compute_scale=0.6),
+        ("DD404",),
+    ),
+    "no_overlap": Scenario(
+        "gradients are reduced only when backward is over",
+        Job(overlap=False, layer_bytes=_BIG_LAYER, compute_scale=0.6),
+        ("DD402",),
+    ),
+    "slow_link": Scenario("the group runs at a fortieth of what its links can do", Job(busbw_gbps=8.0), ("DD406",)),
+    "tiny_messages": Scenario("hundreds of one-number reductions", Job(tiny_reductions=400, latency_us=30), ("DD405",)),
+    "pageable_copies": Scenario(
+        "large batches are copied from pageable memory",
+        Job(pinned=False, batch_bytes=96 * MIB, log_every=1),
+        ("DD1003",),
+    ),
+    "offloaded_optimizer": Scenario("the optimizer runs on the host", Job(optimizer="cpu"), ("DD1001", "DD1002")),
+    "fsdp_small_units": Scenario(
+        "FSDP wraps single linear layers", Job(strategy="fsdp", units_per_layer=24, latency_us=60), ("DD407",)
+    ),
+    "fsdp_one_unit": Scenario(
+        "FSDP wraps the model as one unit",
+        Job(strategy="fsdp", units_per_layer=0, layer_bytes=_BIG_LAYER, compute_scale=0.6),
+        ("DD408",),
+    ),
+    "fsdp_no_prefetch": Scenario(
+        "FSDP gathers each unit when it is needed",
+        Job(strategy="fsdp", prefetch=False, layer_bytes=_BIG_LAYER, compute_scale=0.6),
+        ("DD409",),
+    ),
+    "unfused_optimizer": Scenario(
+        "the optimizer loops over parameters", Job(optimizer="loop", params_per_layer=40), ("DD301",)
+    ),
+    "fp32_matmul": Scenario("matrix products run in float32", Job(precision="fp32", steps=4), ("DD1101",)),
+    "unfused_attention": Scenario("attention materialises its score matrix", Job(attention_fused=False), ("DD302",)),
+    "recompute": Scenario(
+        "every block is computed again in backward although memory is free",
+        Job(recompute=True, memory_share=0.3),
+        ("DD303",),
+    ),
+    "memory_near_capacity": Scenario("the device is nearly full", Job(memory_share=0.985), ("DD601",)),
+    "no_sync_missing": Scenario(
+        "every micro-step reduces gradients",
+        Job(accumulation=4, no_sync=False, steps=4, layer_bytes=400 * MIB, compute_scale=0.6),
+        ("DD801",),
+    ),
+    "barrier_each_step": Scenario("every step ends in a barrier", Job(barrier=True), ("DD411",)),
+}
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(_HEALTHY | _FAULTY)
