@@ -131,7 +131,9 @@ class Collectives:
 
     table: Table
     """One row per rank and call in the steady window: rank, group, op, seq, step, bytes, dtype, group_size, start_ns,
-    end_ns, dur_ms, wait_ms, transfer_ms (null unless matched over >= 2 ranks), exposed_ms, matched (bool), source."""
+    end_ns, dur_ms, wait_ms, transfer_ms (null unless matched over >= 2 ranks), exposed_ms, matched (bool), source;
+    beside them call (same id on all ranks for one collective), comm (id of group and rank set), ranks_matched,
+    exposed_wait_ms (waiting without compute beside it), enqueue_ns, stream, name, external_id."""
     summary: Table
     """group, op, bytes (median), group_size, count_per_step, dur_ms, wait_ms, transfer_ms, exposed_ms (per step),
     algbw_gbps, busbw_gbps (GB/s, from transfer time when matched, else null)."""
@@ -149,6 +151,8 @@ class Collectives:
     clock_error_us: float | None = None
     """Residual of the clock alignment; start skews below 3x this are noise."""
     timed_on_device: bool = True
+    note: str = ""
+    """Which calls or ranks could not be matched, and why."""
 
 
 @dataclass(frozen=True)
