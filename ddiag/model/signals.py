@@ -278,6 +278,10 @@ class Precision:
     unknown_share: float
     tensor_cores: bool | None
     """The device has them."""
+    tf32: bool | None = None
+    """fp32 matrices can run on them as TF32 (Ampere and later); False on V100 and T4, None where unknown."""
+    bf16: bool | None = None
+    """They take bfloat16."""
 
 
 @dataclass(frozen=True)
