@@ -55,5 +55,6 @@ def _join_latest(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         by=["rank", "correlation"],
         strategy="backward",
         coalesce=False,
+        check_sortedness=False,
     )
     return joined.drop("_by").sort(["rank", "start_ns", "end_ns"])

@@ -17,6 +17,9 @@ _COMPILATION = re.compile(
     r"inductor/compile_fx\.py\(\d+\)|triton/compiler/compiler\.py\(\d+\): compile|async_compile\.(?:wait|precompile)"
     r"|entire_frame_compile|backend_compile|inductor_compile|triton_autotune|XlaCompile|TfrtXla|xla::.*Compile",
 )
+_SYNCHRONISING = re.compile(
+    r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero\w*|masked_select|equal|_unique\d?|unique_\w+)$"
+)
 
 
 def is_loader(name: str) -> bool:
@@ -27,3 +30,8 @@ def is_loader(name: str) -> bool:
 def is_compilation(name: str) -> bool:
     """A program or kernel is being compiled (TorchDynamo, Inductor, Triton, XLA)."""
     return _COMPILATION.search(name) is not None
+
+
+def is_synchronising(name: str) -> bool:
+    """An operator that cannot return before the device has finished, because its result is or depends on a value."""
+    return _SYNCHRONISING.match(name) is not None

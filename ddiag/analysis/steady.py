@@ -29,6 +29,8 @@ class Judged:
     excluded: tuple[int, ...]
     """Steps that are steady on no rank."""
     notes: tuple[str, ...]
+    warm_up: tuple[int, ...] = ()
+    """Those excluded because they are warm-up."""
 
 
 def judge(run: Run, steps: pl.DataFrame) -> Judged:
@@ -48,7 +50,8 @@ def judge(run: Run, steps: pl.DataFrame) -> Judged:
         steady = np.ones(steps.height, dtype=bool)
     table = steps.with_columns(pl.Series("steady", steady))
     lost = set(steps["step"]) - set(table.filter("steady")["step"])
-    return Judged(table, tuple(sorted(lost)), _notes(table, warm_up, lost))
+    warm_up = tuple(step for step in warm_up if step in lost)
+    return Judged(table, tuple(sorted(lost)), _notes(table, warm_up, lost), warm_up)
 
 
 def _rare(steps: pl.DataFrame) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from ddiag.analysis.activity import loader_spans
+from ddiag.analysis.host_spans import loader_spans
 from ddiag.analysis.names import of_kind, times, where_name
 from ddiag.analysis.period import period_starts
 from ddiag.model.run import Run

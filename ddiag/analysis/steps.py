@@ -36,6 +36,8 @@ class StepWindows:
     """How steps were found and which were left out, in one or a few sentences."""
     excluded: tuple[int, ...]
     """Steps left out on all ranks, as warm-up or cut off."""
+    warm_up: tuple[int, ...] = ()
+    """Those of them that are warm-up."""
 
     @property
     def steady(self) -> pl.DataFrame:
@@ -50,7 +52,7 @@ def find_steps(run: Run) -> StepWindows:
     notes += [note] if note else []
     table = _with_device_windows(run, host)
     judged = judge(run, table)
-    return StepWindows(judged.table, marks.source, "; ".join([*notes, *judged.notes]), judged.excluded)
+    return StepWindows(judged.table, marks.source, "; ".join([*notes, *judged.notes]), judged.excluded, judged.warm_up)
 
 
 def _aligned(steps: pl.DataFrame) -> tuple[pl.DataFrame, str]:

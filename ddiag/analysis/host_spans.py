@@ -1,0 +1,59 @@
+"""Spans of the host threads that drive training."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ddiag.analysis.host_names import is_loader, is_synchronising
+from ddiag.analysis.intervals import covered
+from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
+from ddiag.model.run import Run
+
+_ISSUING = ("launch", "graph", "copy", "memset")
+
+
+def training_thread(run: Run, rank: int) -> int | None:
+    """Id of the thread that drives training, where ingest could tell."""
+    found = run.table("ranks").filter(pl.col("rank") == rank)["main_tid"].drop_nulls()
+    return int(found[0]) if len(found) else None
+
+
+def issuing_threads(run: Run, rank: int) -> list[int]:
+    """Threads that issue device work: the training thread and those of the autograd engine."""
+    calls = of_kind(run.table("launches").filter(pl.col("rank") == rank), *_ISSUING)
+    main = training_thread(run, rank)
+    return sorted({*calls["tid"].drop_nulls().unique().to_list(), *([main] if main is not None else [])})
+
+
+def loader_spans(run: Run, rank: int) -> pl.DataFrame:
+    """Outermost waits for input on the training thread of *rank* (on any thread when that one is unknown).
+
+    A loader span elsewhere is a background prefetcher: it makes nobody wait.
+    """
+    host = run.table("ops").filter((pl.col("rank") == rank) & (pl.col("kind") != "gpu_annotation"))
+    waits = where_name(host, is_loader)
+    main = training_thread(run, rank)
+    return outermost(waits if main is None else waits.filter(pl.col("tid") == main))
+
+
+def blocking_calls(run: Run, rank: int) -> pl.DataFrame:
+    """Calls in which a thread that issues work waits for the device, outside the loader: tid, name, start_ns, end_ns.
+
+    Runtime calls where they were recorded, else operators that cannot return before the device has finished.
+    """
+    calls = run.table("launches").filter((pl.col("rank") == rank) & pl.col("tid").is_in(issuing_threads(run, rank)))
+    blocking_copies = where_name(of_kind(calls, "copy"), lambda name: "async" not in name.lower())
+    found = pl.concat([of_kind(calls, "sync"), blocking_copies])
+    if found.is_empty():
+        mine = run.table("ops").filter((pl.col("rank") == rank) & (pl.col("kind") == "op"))
+        found = where_name(mine, is_synchronising)
+    chosen = outermost(found.select("rank", "tid", pl.col("name").cast(pl.String), "start_ns", "end_ns"))
+    return _outside(chosen, loader_spans(run, rank)).sort("start_ns")
+
+
+def _outside(spans: pl.DataFrame, loader: pl.DataFrame) -> pl.DataFrame:
+    """Spans that do not begin inside a loader span of the same thread."""
+    if loader.is_empty() or spans.is_empty():
+        return spans
+    inside = covered(spans_union(loader), times(spans, "start_ns"), times(spans, "start_ns") + 1) > 0
+    return spans.filter(~(pl.Series(inside) & spans["tid"].is_in(loader["tid"].unique().to_list())))
