@@ -1,7 +1,7 @@
 """Signals for tests: one healthy job, of which a test changes what it is about.
 
-The healthy job: 4 + 4 H100 on two hosts, bf16, 200 ms per step, 5 steady steps, 2 % input wait, 6 % exposed communication,
-nobody late. It holds *every* family, also those that seldom occur together (buckets and shard units: hybrid sharding
+The healthy job: 4 + 4 H100 on two hosts, bf16, 200 ms per step, 5 steady steps, 2 % input wait, 6 % exposed
+communication, nobody late. It holds *every* family, also those that seldom occur together (buckets and shard units: hybrid sharding
 does it), so that every rule really runs on it::
 
     make_signals()  # nothing wrong

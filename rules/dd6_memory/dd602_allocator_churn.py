@@ -1,0 +1,164 @@
+"""The caching allocator gives memory back and asks for it again inside steps.
+
+## Meaning
+PyTorch keeps freed memory for reuse. When no cached block fits (fragmentation) or `empty_cache()` is called, it returns
+blocks with cudaFree and requests new ones with cudaMalloc; cudaFree waits for the whole device.
+
+## Impact
+Each such round blocks host and device for milliseconds to seconds. Ranks do it at different steps, so all wait for all.
+
+## Diagnosis
+cudaFree and cudaMalloc calls inside steady steps; much reserved but unused memory at the peak tells fragmentation.
+Calls during warm-up are normal.
+
+## Mitigation
+`expandable_segments:True`, fewer different shapes, no `empty_cache()` in the loop, a little more headroom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddiag.model.signals import AllocatorCalls, JobFacts, Memory, StepBudget
+from ddiag.rulekit import (
+    Abstain,
+    Confidence,
+    Cost,
+    Culprits,
+    Evidence,
+    Finding,
+    Rule,
+    Severity,
+    View,
+    severity_for,
+    step_cost,
+)
+from ddiag.rulekit.quality import confidence_for, over_steps
+
+RULE = Rule(
+    id="DD602",
+    root_cause="RC-28",
+    needs=(JobFacts, StepBudget, AllocatorCalls),
+    optional=(Memory,),
+    capture="profile 5+ steps after warm-up with torch.profiler, activities CPU and CUDA, profile_memory=True",
+    symptom="single steps are 2–5 times slower; out of memory although gigabytes are reserved but unallocated",
+    evidence="cudaFree and cudaMalloc inside steady steps, or much reserved memory unused near capacity",
+    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    references=(
+        "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    calls_share: float = 0.02
+    """Allocator calls / step for a finding."""
+    warning_share: float = 0.05
+    """From here it is a warning."""
+    critical_share: float = 0.25
+    """From here it is the first thing to fix."""
+    calls_ms: float = 1.0
+    """Below this the calls do not matter."""
+    frees_per_step: float = 0.2
+    """cudaFree calls per step: one in five steps; a warmed-up allocator makes none."""
+    uncached_per_step: float = 200.0
+    """cudaMalloc calls per step from which caching must be switched off altogether."""
+    peak_share: float = 0.90
+    """Reserved / capacity from which unused reserve is a danger."""
+    unused_share: float = 0.25
+    """Reserved but unallocated / reserved at the peak that counts as fragmentation."""
+
+
+def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
+    facts, budget, calls = signals[JobFacts], signals[StepBudget], signals[AllocatorCalls]
+    memory = signals.get(Memory)
+    share = calls.ms_per_step / budget.step_ms if budget.step_ms > 0 else 0.0
+    churns = calls.ms_per_step >= limits.calls_ms and share >= limits.calls_share
+    if churns and max(calls.frees_per_step, calls.mallocs_per_step) >= limits.frees_per_step:
+        yield _churn(facts, budget, calls, memory, limits, share)
+    elif memory is not None and _is_fragmented(memory, limits):
+        yield _fragmentation(memory, limits)
+
+
+def _churn(
+    facts: JobFacts, budget: StepBudget, calls: AllocatorCalls, memory: Memory | None, limits: Limits, share: float
+) -> Finding:
+    uncached = calls.mallocs_per_step >= limits.uncached_per_step
+    frees = Evidence("cudaFree", round(calls.frees_per_step, 2), "per step", limits.frees_per_step, over_steps(budget))
+    return Finding(
+        title=f"memory is freed and requested again inside steps: {calls.frees_per_step:.3g} cudaFree and "
+        f"{calls.mallocs_per_step:.3g} cudaMalloc calls take {calls.ms_per_step:.1f} ms per step on rank "
+        f"{calls.worst_rank}",
+        severity=severity_for(share, warning=limits.warning_share, critical=limits.critical_share),
+        confidence=confidence_for(budget, facts),
+        culprits=Culprits(where="caching allocator"),
+        evidence=(
+            Evidence("allocator calls", round(calls.ms_per_step, 3), "ms/step", limits.calls_ms, "worst rank"),
+            Evidence("allocator calls", round(share, 4), "of step", limits.calls_share, "time / median step"),
+            frees,
+            Evidence(
+                "cudaMalloc", round(calls.mallocs_per_step, 2), "per step", limits.uncached_per_step, "worst rank"
+            ),
+            *_unused(memory, limits),
+        ),
+        fix=_fixes(uncached=uncached),
+        verify="torch.cuda.memory_stats()['num_alloc_retries'] stays constant over 100 steps; `ddiag analyze "
+        "NEW_TRACES` shows no cudaFree inside steady steps",
+        cost=step_cost(calls.ms_per_step, budget, facts),
+        why="a warmed-up allocator serves every request from its cache and makes no such calls",
+        doubt="libraries that allocate past PyTorch (cuBLAS workspaces, NCCL, custom kernels) make such calls, too",
+    )
+
+
+def _fragmentation(memory: Memory, limits: Limits) -> Finding:
+    unused = memory.reserved_unused_share or 0.0
+    return Finding(
+        title=f"fragmented memory: {unused:.0%} of what is reserved at the peak is unused, with "
+        f"{memory.peak_share or 0.0:.0%} of the device taken",
+        severity=Severity.WARNING,
+        confidence=Confidence.MEDIUM,
+        culprits=Culprits(where="caching allocator"),
+        evidence=(
+            Evidence(
+                "peak reserved", round(memory.peak_share or 0.0, 4), "of capacity", limits.peak_share, "worst rank"
+            ),
+            *_unused(memory, limits),
+        ),
+        fix=_fixes(uncached=False),
+        verify="torch.cuda.memory_stats(): reserved_bytes.all.peak - allocated_bytes.all.peak shrinks, "
+        "num_alloc_retries stays constant",
+        cost=Cost(),
+        why="the allocator holds blocks that no request fits, and the device has nothing left to give",
+        doubt="a cache left behind by an earlier, larger phase (evaluation) looks the same and is harmless",
+    )
+
+
+def _is_fragmented(memory: Memory, limits: Limits) -> bool:
+    return (
+        memory.peak_share is not None
+        and memory.reserved_unused_share is not None
+        and memory.peak_share >= limits.peak_share
+        and memory.reserved_unused_share >= limits.unused_share
+    )
+
+
+def _unused(memory: Memory | None, limits: Limits) -> tuple[Evidence, ...]:
+    if memory is None or memory.reserved_unused_share is None:
+        return ()
+    value = round(memory.reserved_unused_share, 4)
+    return (Evidence("reserved but unused", value, "of reserved", limits.unused_share, "at the peak"),)
+
+
+def _fixes(*, uncached: bool) -> tuple[str, ...]:
+    steps = [
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (named PYTORCH_ALLOC_CONF from 2.10 on); leave "
+        "max_split_size_mb unset with it",
+        "remove torch.cuda.empty_cache() from the loop (DeepSpeed reports 'pytorch allocator cache flushes' when "
+        "memory is tight: lower stage3_max_live_parameters)",
+        "fewer different shapes: pad to a few lengths, drop_last=True; a slightly smaller micro-batch for headroom",
+    ]
+    if uncached:
+        steps.insert(0, "switch caching on again: unset PYTORCH_NO_CUDA_MEMORY_CACHING")
+    return tuple(steps)
