@@ -79,15 +79,17 @@ class Communication:
         """Issue one collective the way c10d records it: the call, the span inside it, the kernel."""
         dtype = "Byte" if op == "barrier" else self.job.gradient_dtype if bytes_in > 4 else "Float"
         call = Call(group, op, bytes_in, bytes_out, dtype)
-        backend = "nccl" if self.rank.on_device else "gloo"
-        name = nccl_kernel(op, dtype, flavour=self.job.flavour) if self.rank.on_device else f"gloo:{op}"
-        with self.rank.span("record_param_comms", call=call):
+        if not self.rank.on_device:
+            # gloo runs it on a thread of its own and leaves nothing but that thread's span.
+            self.rank.host(30)
+            yield from self.rank.collective(call, f"gloo:{op}")
+            return
+        with (
+            self.rank.span("record_param_comms", call=call),
+            self.rank.span(f"nccl:{NCCL_OPS[op][2]}", "annotation"),
+        ):
             self.rank.host(22)
-            if self.rank.on_device:
-                with self.rank.span(f"{backend}:{NCCL_OPS[op][2]}", "annotation"):
-                    yield from self.rank.collective(call, name)
-            else:
-                yield from self.rank.collective(call, name)
+            yield from self.rank.collective(call, nccl_kernel(op, dtype, flavour=self.job.flavour))
 
 
 class FullySharded(Communication):

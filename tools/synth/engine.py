@@ -184,8 +184,7 @@ class Rank:
         if self.on_device:
             if stream != COMPUTE:
                 self.stream_waits(stream, COMPUTE)
-            self._make_room()
-            correlation = self.api("cudaLaunchKernelExC", 6)
+            correlation = self.api("cudaLaunchKernelExC", 6, until_ns=self._room_at_ns())
             earliest = self.now_ns + LAUNCH_LATENCY_NS
         else:
             correlation, earliest = -1, self.now_ns
@@ -216,9 +215,9 @@ class Rank:
     def _outer(self) -> int:
         return self._external[-1] if self._external else -1
 
-    def _make_room(self) -> None:
-        while len(self._pending) >= LAUNCH_QUEUE:
-            self.now_ns = max(self.now_ns, self._pending.popleft())
+    def _room_at_ns(self) -> int:
+        """When the launch queue has room for one more; a launch blocks until then."""
+        return self._pending.popleft() if len(self._pending) >= LAUNCH_QUEUE else 0
 
     def _submit(
         self,
@@ -231,7 +230,7 @@ class Rank:
         blocking: bool = False,
         args: Mapping[str, Any] | None = None,
     ) -> int:
-        blocked_until = self._pending.popleft() if len(self._pending) >= LAUNCH_QUEUE else 0
+        blocked_until = self._room_at_ns()
         start = max(max(self.now_ns, blocked_until) + LAUNCH_LATENCY_NS, self.stream_free_ns.get(stream, 0))
         end = start + duration_ns
         correlation = self.api(api, 4.5, until_ns=end if blocking else blocked_until)

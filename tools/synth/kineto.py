@@ -91,7 +91,7 @@ class Layout:
             args["external id" if self.old else "External id"] = event.external_id
         if event.kind == "call":
             args |= {"cid" if self.rocm else "cbid": 211, "correlation": event.correlation}
-        if event.call is not None and not self.old:
+        if event.call is not None and self.job.on_device and not self.old:
             args |= self._collective_args(event.call)
         return args | dict(event.args)
 
@@ -145,15 +145,13 @@ class Layout:
             properties = device | {"totalGlobalMem": self.job.device_memory_bytes}
             header["deviceProperties"] = [{"id": index} | properties for index in range(8)]
         if not self.old:
-            backend = "nccl" if self.job.on_device else "gloo"
             header["distributedInfo"] = {
-                "backend": backend,
+                "backend": "nccl" if self.job.on_device else "gloo",
                 "rank": self.rank.rank,
                 "world_size": self.job.ranks,
                 "pg_count": len(groups),
                 "pg_config": groups,
-                "nccl_version": "2.21.5",
-            }
+            } | ({"nccl_version": "2.21.5"} if self.job.on_device else {})
             header |= {"baseTimeNanoseconds": _BASE_NS, "displayTimeUnit": "ms", "profile_memory": 1, "with_stack": 0}
         return header
 
