@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import ddiag
 from ddiag import ingest
 from ddiag._paths import rules_folder
 from ddiag.analysis import derive
+from ddiag.analysis.clock import align
 from ddiag.model.run import Run
-from ddiag.model.signals import Signals
+from ddiag.model.signals import Collectives, Signals
 from ddiag.rulekit.diagnosis import Diagnosis, conclude
 from ddiag.rulekit.limits import apply_limits, read_limits
 from ddiag.rulekit.loader import load_rules
@@ -49,6 +50,11 @@ def examine(run: Run, rules: Sequence[LoadedRule], *, steps: tuple[int, int] | N
     """Derive the signals of *run* (over the steps first … last, both included, if given) and let *rules* judge them."""
     signals = derive(run, steps=steps)
     return Examination(conclude(signals, run.coverage, rules, version=ddiag.__version__), signals, run)
+
+
+def clock_offsets(examination: Examination) -> Mapping[int, int]:
+    """Ns to subtract from each rank's times so that all are on one clock; zero where nothing connects the ranks."""
+    return align(examination.run, examination.signals.get(Collectives)).offset_ns
 
 
 def diagnose(

@@ -69,7 +69,7 @@ def shown_unit(item: Evidence) -> str:
     return "" if item.unit in ("bytes", "share") else clean(item.unit)
 
 
-def _is_share(value: float, unit: str) -> bool:
+def _is_share(value: float | int | str, unit: str) -> bool:
     return isinstance(value, float) and (unit == "share" or unit.startswith("of ")) and 0 <= value <= 1
 
 

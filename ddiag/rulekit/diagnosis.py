@@ -49,6 +49,8 @@ class Diagnosis:
     rules_checked: tuple[str, ...] = ()
     """Ids of the rules that had the evidence they need and decided."""
     ddiag_version: str = ""
+    rule_failures: tuple[str, ...] = ()
+    """One line for each rule of a ``--rules`` folder that raised (also in the coverage notes)."""
 
     def worst(self) -> Severity | None:
         """The highest severity among the findings; None without any."""
@@ -145,6 +147,7 @@ def conclude(signals: Signals, coverage: Coverage, rules: Sequence[LoadedRule], 
         coverage=coverage,
         rules_checked=outcome.checked,
         ddiag_version=version,
+        rule_failures=outcome.failures,
     )
 
 
