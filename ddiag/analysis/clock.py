@@ -68,7 +68,7 @@ def align_calls(calls: pl.DataFrame) -> Alignment:
         offset -= offset[anchor]
     error_ns = float(np.median(np.abs(relative - offset[who] - _median_by(relative - offset[who], call)[call])))
     return Alignment(
-        {int(rank): int(round(ns)) for rank, ns in zip(ranks, offset, strict=True)},
+        {int(rank): round(float(ns)) for rank, ns in zip(ranks, offset, strict=True)},
         error_ns / 1e3,
     )
 

@@ -75,7 +75,8 @@ def blocking(act: RankActivity) -> Intervals:
     following = np.searchsorted(act.compute[:, 0], ends, side="left")
     begins = np.append(act.compute[:, 0], np.iinfo(np.int64).max)[following]
     prompt = begins - ends <= np.maximum(_PROMPT_NS, _PROMPT_SHARE * (ends - alone[:, 0]))
-    return alone[ends_with_comm & prompt]
+    kept: Intervals = alone[ends_with_comm & prompt]
+    return kept
 
 
 def exposed_waiting_ms(table: pl.DataFrame, windows: StepWindows, acts: Mapping[int, RankActivity]) -> pl.DataFrame:

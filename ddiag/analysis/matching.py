@@ -18,7 +18,9 @@ def with_steps(calls: pl.DataFrame, windows: StepWindows) -> pl.DataFrame:
     steps = windows.table.select(
         pl.col("rank").cast(calls.schema["rank"]), "start_ns", step_end="end_ns", step="step", steady="steady"
     ).sort("start_ns")
-    joined = calls.sort("start_ns").join_asof(steps, on="start_ns", by="rank", strategy="backward")
+    joined = calls.sort("start_ns").join_asof(
+        steps, on="start_ns", by="rank", strategy="backward", check_sortedness=False
+    )
     inside = (pl.col("start_ns") < pl.col("step_end")).fill_null(value=False)
     return joined.with_columns(step=pl.when(inside).then("step"), steady=inside & pl.col("steady")).drop("step_end")
 

@@ -1,0 +1,158 @@
+"""Does one rank stand out, do the late ranks change, or are the same several ranks late together?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ddiag.analysis.activity import RankActivity
+from ddiag.analysis.blame import Blame, blame
+from ddiag.analysis.exposure import exposed_waiting_ms
+from ddiag.analysis.names import times
+from ddiag.analysis.steps import StepWindows
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+STAND_OUT_SHARE = 0.5
+"""Share of all waiting that one rank must cause to stand out."""
+MAX_P_VALUE = 0.05
+"""Chance, were all ranks alike, of one rank being last as often as observed."""
+MIN_WAIT_SHARE = 0.01
+"""Waiting / step that a rank must cause for it to be worth a name."""
+ROTATING_WAIT_SHARE = 0.02
+"""Waiting / step from which a changing late rank is worth a word."""
+MIN_STEPS = 5
+"""Steps from which repetition is judged by step; below, by call."""
+FIXED_SHARE = 0.5
+"""Share of the variation of waiting that goes with the rank, from which the late ranks do not change."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Blame of all waiting, and of the part that was exposed, with what they mean."""
+
+    all: Blame
+    exposed: Blame
+    waits: Floats
+    """(rank, step): exposed waiting of each rank, ms."""
+    wait_ms: float
+    step_ms: float
+
+    @classmethod
+    def of(
+        cls, waits: pl.DataFrame, windows: StepWindows, acts: Mapping[int, RankActivity], *, tie_ms: float
+    ) -> Judgement:
+        every = blame(waits, tie_ms=tie_ms)
+        spent = exposed_waiting_ms(waits, windows, acts).filter(pl.col("rank").is_in(every.ranks.tolist()))
+        grid = np.zeros((every.ranks.size, every.steps.size))
+        inside = spent.filter(pl.col("step").is_in(every.steps.tolist()))
+        at = (
+            np.searchsorted(every.ranks, inside["rank"].to_numpy()),
+            np.searchsorted(every.steps, inside["step"].to_numpy()),
+        )
+        grid[at] = inside["wait_ms"].to_numpy()
+        steady = windows.table.filter(pl.col("steady") & pl.col("rank").is_in(every.ranks.tolist()))
+        length = (times(steady, "end_ns") - times(steady, "start_ns")).mean() / 1e6 if steady.height else 0.0
+        return cls(
+            every, blame(waits, weight="exposed_wait_ms", tie_ms=tie_ms), grid, float(grid.mean()), float(length)
+        )
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_ms / self.step_ms if self.step_ms > 0 else 0.0
+
+    def shares(self) -> Floats:
+        """Share of all waiting that goes back to each rank."""
+        return _shares(self.all)
+
+    def _decisive(self) -> Blame:
+        """Exposed waiting is what costs time; without any, all waiting."""
+        return self.exposed if self.exposed.caused_ms.sum() > 0 else self.all
+
+    def _worst_in(self) -> tuple[Ints, int]:
+        """Per rank the steps in which it caused most of the waiting, and the number of steps with waiting."""
+        caused = self._decisive().caused_ms
+        counted = caused.sum(axis=0) > 0
+        return np.bincount(caused[:, counted].argmax(axis=0), minlength=len(caused)), int(counted.sum())
+
+    def steps_last(self) -> Floats:
+        """Share of steps with waiting in which each rank caused most of it."""
+        worst, counted = self._worst_in()
+        return np.asarray(worst / max(counted, 1))
+
+    def p_values(self) -> Floats:
+        """Binomial chance of being last this often if all ranks were alike: by step, or by call with few steps."""
+        last, trials = self._worst_in()
+        of = np.full(len(last), trials)
+        if trials < MIN_STEPS:
+            last, of = self.all.last_count, self.all.calls
+        chance = 1.0 / len(self.all.ranks)
+        return np.array([_at_least(int(k), int(n), chance) for k, n in zip(last, of, strict=True)])
+
+    def standing_out(self) -> int | None:
+        """The rank that causes most of the waiting, more often than chance, and enough of it to matter."""
+        share, p_values = _shares(self._decisive()), self.p_values()
+        worst = int(share.argmax())
+        stands_out = (
+            share[worst] >= STAND_OUT_SHARE
+            and self.shares()[worst] >= 0.8 * STAND_OUT_SHARE
+            and p_values[worst] <= MAX_P_VALUE
+            and (len(self.all.steps) < 3 or self.steps_last()[worst] >= 0.5)
+            and self.wait_share * share[worst] >= MIN_WAIT_SHARE
+        )
+        return int(self.all.ranks[worst]) if stands_out else None
+
+    def _fixed_share(self) -> float:
+        """Share of the variation of waiting over ranks and steps that goes with the rank (0: chance, 1: all of it)."""
+        centred = self.waits - self.waits.mean(axis=0)
+        total = float((centred**2).sum())
+        return float((centred.mean(axis=1) ** 2).sum() * self.waits.shape[1]) / total if total > 0 else 0.0
+
+    def rotates(self) -> bool:
+        """Waiting is large and the late rank changes from step to step."""
+        if self.wait_share < ROTATING_WAIT_SHARE:
+            return False
+        return len(self.all.steps) < 3 or self._fixed_share() < FIXED_SHARE
+
+    def note(self) -> str:
+        """Several ranks that are late together, every step."""
+        if self.wait_share < ROTATING_WAIT_SHARE or len(self.all.steps) < 3 or self._fixed_share() < FIXED_SHARE:
+            return ""
+        mean = self.waits.mean(axis=1)
+        late = self.all.ranks[mean < mean.max() / 2]
+        return f"the same {late.size} ranks come late every step: {_ranges(late)}" if late.size > 1 else ""
+
+
+def _shares(found: Blame) -> Floats:
+    total = found.caused_ms.sum()
+    return np.asarray(found.caused_ms.sum(axis=1) / total if total > 0 else np.zeros(len(found.ranks)))
+
+
+def _at_least(successes: int, trials: int, chance: float) -> float:
+    """P(X >= successes) of a binomial."""
+    if successes <= 0:
+        return 1.0
+    if trials > 400:
+        return _at_least_log(successes, trials, chance)
+    return float(sum(comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(successes, trials + 1)))
+
+
+def _at_least_log(successes: int, trials: int, chance: float) -> float:
+    """The same in logarithms: with many trials the terms underflow or the coefficients overflow."""
+    k = np.arange(successes, trials + 1)
+    logs = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
+    terms = logs[trials] - logs[k] - logs[trials - k] + k * np.log(chance) + (trials - k) * np.log1p(-chance)
+    return float(min(np.exp(terms).sum(), 1.0))
+
+
+def _ranges(ranks: Ints) -> str:
+    """``0-7, 12``: consecutive ranks as ranges."""
+    stretches = np.split(ranks, np.flatnonzero(np.diff(ranks) > 1) + 1)
+    text = [str(part[0]) if part.size == 1 else f"{part[0]}-{part[-1]}" for part in stretches]
+    return ", ".join(text[:8]) + (" …" if len(text) > 8 else "")

@@ -1,0 +1,123 @@
+"""Who arrives last at synchronising collectives, and what everybody else waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from ddiag.analysis.activity import RankActivity
+from ddiag.analysis.blame import MIN_TIE_MS, members_by_rank
+from ddiag.analysis.clock import ERROR_BARS
+from ddiag.analysis.intervals import covered
+from ddiag.analysis.judgement import Judgement
+from ddiag.analysis.lateness import PARTS, cause, differences
+from ddiag.analysis.names import times
+from ddiag.analysis.steps import StepWindows
+from ddiag.model.run import Run
+from ddiag.model.signals import Collectives, LateRanks
+
+UNSEEN_RATIO = 2.0
+"""Shortest durations this much longer than the best of their kind still contain waiting, for a rank without a trace."""
+
+
+def late_ranks(
+    run: Run, windows: StepWindows, acts: Mapping[int, RankActivity], collectives: Collectives | None
+) -> LateRanks | None:
+    """Blame for waiting; None where no call could be compared over at least two ranks."""
+    if collectives is None:
+        return None
+    usable = collectives.table.filter(pl.col("matched") & pl.col("wait_ms").is_not_null())
+    waits, note = _without_first_calls(usable, windows)
+    if waits["rank"].n_unique() < 2:
+        return None
+    judged = Judgement.of(waits, windows, acts, tie_ms=_tie_ms(collectives))
+    unseen = _unseen(waits, collectives)
+    persistent = None if unseen else judged.standing_out()
+    table = _table(run, windows, acts, waits, judged)
+    notes = [note, unseen, judged.note(), collectives.note]
+    return LateRanks(
+        table=table,
+        wait_ms_per_step=judged.wait_ms,
+        wait_share=judged.wait_share,
+        persistent_rank=persistent,
+        rotating=persistent is None and not unseen and judged.rotates(),
+        collectives=waits["call"].n_unique(),
+        groups=tuple(sorted(waits["group"].unique().to_list())),
+        note="; ".join(part for part in notes if part),
+    )
+
+
+def _tie_ms(collectives: Collectives) -> float:
+    error_us = collectives.clock_error_us
+    return max(MIN_TIE_MS, ERROR_BARS * error_us / 1e3 if error_us is not None else 0.0)
+
+
+def _without_first_calls(waits: pl.DataFrame, windows: StepWindows) -> tuple[pl.DataFrame, str]:
+    """Leave out each communicator's first call when the capture begins with it: profilers start at different times."""
+    if waits["step"].n_unique() < 2:
+        return waits, "one step only: lateness at its first call may stem from before the capture"
+    if windows.excluded:
+        return waits, ""
+    first = pl.col("call") == pl.col("call").min().over("comm")
+    return waits.filter(~first), "the first call of each group was left out (profilers start at different times)"
+
+
+def _unseen(waits: pl.DataFrame, collectives: Collectives) -> str:
+    """Why the late rank may be one without a trace, or '' when all members were seen or someone seen was last.
+
+    The last member to arrive only transfers. If even the shortest duration of most calls is far above the shortest
+    ever seen for that size, everybody with a trace was waiting.
+    """
+    partial = waits.filter(pl.col("group_size").is_not_null() & (pl.col("ranks_matched") < pl.col("group_size")))
+    if partial.height * 2 < waits.height:
+        return ""
+    calls = partial.unique("call").with_columns(best=pl.col("transfer_ms").min().over("comm", "op", "bytes"))
+    ratio = (calls["transfer_ms"] / calls["best"]).median()
+    repeated = calls.height >= 4 * calls.select("comm", "op", "bytes").n_unique()
+    if repeated and isinstance(ratio, float) and ratio <= UNSEEN_RATIO:
+        return ""
+    seen, size = int(partial["ranks_matched"].to_numpy().max()), int(partial["group_size"].to_numpy().max())
+    return f"{seen} of {size} members have a trace: the late rank may be one without"
+
+
+def _table(
+    run: Run, windows: StepWindows, acts: Mapping[int, RankActivity], waits: pl.DataFrame, judged: Judgement
+) -> pl.DataFrame:
+    peers = members_by_rank(waits)
+    excess = {int(row["rank"]): row for row in differences(run, windows, acts, peers).iter_rows(named=True)}
+    wait_ms = dict(zip(judged.all.ranks.tolist(), judged.waits.mean(axis=1).tolist(), strict=True))
+    share, steps_last, p_values = judged.shares(), judged.steps_last(), judged.p_values()
+    rows = []
+    for at, rank in enumerate(judged.all.ranks.tolist()):
+        own = excess.get(rank, {})
+        late_ms = float(np.median([wait_ms[peer] for peer in peers[rank]])) - wait_ms[rank]
+        rows.append(
+            {
+                "rank": rank,
+                "last_count": int(judged.all.last_count[at]),
+                "collectives": int(judged.all.calls[at]),
+                "blame_ms": float(judged.all.caused_ms[at].sum()),
+                "blame_share": float(share[at]),
+                "steps_last": float(steps_last[at]),
+                "p_value": float(p_values[at]),
+                **{name: own.get(name) for name in _DIFFERENCES},
+                "cause": cause(own, late_ms, _compute_ms(windows, acts, rank)),
+                "exposed_blame_ms": float(judged.exposed.caused_ms[at].sum()),
+                "avoidable_ms": float(judged.all.avoidable_ms[at]),
+            }
+        )
+    types = {"rank": pl.Int32, **dict.fromkeys(_DIFFERENCES, pl.Float64)}
+    return pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None)
+
+
+_DIFFERENCES = (*PARTS, "kernel_slowdown")
+
+
+def _compute_ms(windows: StepWindows, acts: Mapping[int, RankActivity], rank: int) -> float | None:
+    steps = windows.table.filter(pl.col("steady") & (pl.col("rank") == rank))
+    if rank not in acts or steps.is_empty():
+        return None
+    inside = covered(acts[rank].compute, times(steps, "start_ns"), times(steps, "end_ns"))
+    return float(inside.sum()) / steps.height / 1e6
