@@ -1,1 +1,1 @@
-
+"""Figures and tables from signals: the only room with plotly."""

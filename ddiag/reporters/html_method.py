@@ -1,0 +1,118 @@
+"""The job in one line, and what each number means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddiag.model.signals import Collectives, InputWait, JobFacts, KernelMix, Memory, Signals, StepBudget
+from ddiag.plots.numbers import short, span, thousands
+from ddiag.rulekit.diagnosis import Diagnosis
+
+SOURCES = {
+    "annotation": "marked in the trace",
+    "inferred": "inferred, the trace does not mark them",
+    "window": "none marked: the whole capture counts as one step",
+}
+
+
+@dataclass(frozen=True)
+class Definition:
+    term: str
+    text: str
+
+
+def job_line(diagnosis: Diagnosis, signals: Signals) -> str:
+    """'8 ranks on 2 hosts · 8 × NVIDIA H100 · nccl · 5 steps · 200 ms per step'."""
+    facts, budget = signals.get(JobFacts), signals.get(StepBudget)
+    parts: list[str] = []
+    if facts is not None:
+        parts.append(_ranks(facts, diagnosis))
+        parts += (
+            [_devices(facts)] if facts.device_names else [facts.device_kind] if facts.device_kind != "other" else []
+        )
+        parts += [", ".join(words) for words in (facts.backends, facts.frameworks) if words]
+    if budget is not None and budget.n_steps:
+        steps = f"{budget.n_steps:,} steady step{'s' if budget.n_steps != 1 else ''}"
+        left_out = f" ({len(budget.excluded_steps)} left out)" if budget.excluded_steps else ""
+        parts += [steps + left_out, f"median step {span(budget.step_ms)}"]
+    size = sum(item.bytes for item in diagnosis.coverage.inputs)
+    if size:
+        count = len(diagnosis.coverage.inputs)
+        parts.append(f"{count:,} file{'s' if count != 1 else ''}")
+    return " · ".join(parts)
+
+
+def _ranks(facts: JobFacts, diagnosis: Diagnosis) -> str:
+    seen, expected = len(facts.ranks), facts.world_size or len(diagnosis.coverage.ranks_expected)
+    words = f"{seen:,} of {expected:,} ranks" if expected > seen else f"{seen:,} rank{'s' if seen != 1 else ''}"
+    hosts = len(facts.hosts)
+    return words + (f" on {hosts:,} host{'s' if hosts != 1 else ''}" if hosts else "")
+
+
+def _devices(facts: JobFacts) -> str:
+    more = f", … ({len(facts.device_names)} kinds)" if len(facts.device_names) > 2 else ""
+    return ", ".join(facts.device_names[:2]) + more
+
+
+PARTS = (
+    "Each instant of a step is counted once: {what} first, then exposed communication, copies, and, while the device is "
+    "idle, what the host was doing. The parts sum to the step. Means are over steady steps and ranks."
+)
+OWN = "Step minus waiting for other ranks: what this rank itself takes."
+EXPOSED = "Communication while no compute kernel runs on that rank; overlapped communication is hidden under compute."
+MATCHED = (
+    "Calls are matched over {ranks} ranks. Transfer is the shortest duration of a call over its ranks; what a rank spends "
+    "beyond it is waiting. Bandwidth is computed from transfer."
+)
+UNMATCHED = (
+    "Calls could not be matched across ranks, so waiting for other ranks cannot be told from transfer and no bandwidth "
+    "is given."
+)
+BANDWIDTH = (
+    "As nccl-tests defines it: message size ÷ transfer time × a factor of the operation and group size, so that it "
+    "compares with the link speed of the hardware. GB/s are 10⁹ bytes per second."
+)
+CLOCKS = "Ranks are aligned by the ends of shared collectives, to within {error} µs; skews below {noise} µs are noise."
+INPUT = "Time the device is idle while the training thread fetches the next batch; waiting that compute hides is not counted."
+KERNELS = "Summed over kernels: kernels that run side by side count twice here, unlike in the parts of a step."
+MEMORY = "From allocator events: allocated is held by tensors, reserved is held by the caching allocator."
+
+
+def definitions(diagnosis: Diagnosis, signals: Signals) -> tuple[Definition, ...]:
+    """What each figure of this report means and how sure it is; only what the report shows."""
+    found: list[Definition] = []
+    budget, communication = signals.get(StepBudget), signals.get(Collectives)
+    if budget is not None:
+        found += _step_notes(budget)
+    if communication is not None:
+        found += _communication_notes(communication)
+    for family, term, text in (
+        (InputWait, "Input", INPUT),
+        (KernelMix, "Kernel time", KERNELS),
+        (Memory, "Memory", MEMORY),
+    ):
+        if signals.has(family):
+            found.append(Definition(term, text))
+    return (*found, *(Definition("Note", note) for note in diagnosis.coverage.notes))
+
+
+def _step_notes(budget: StepBudget) -> list[Definition]:
+    source = SOURCES.get(budget.source, budget.source)
+    notes = [Definition("Steps", f"{source[:1].upper()}{source[1:]}" + (f" ({budget.note})." if budget.note else "."))]
+    if budget.excluded_steps:
+        shown = ", ".join(map(str, budget.excluded_steps[:8]))
+        more = f", … ({len(budget.excluded_steps)} in all)" if len(budget.excluded_steps) > 8 else ""
+        warm = f"; warm-up takes {span(budget.warmup_ms)}" if budget.warmup_ms else ""
+        notes.append(Definition("Left out", f"Steps {shown}{more}: warm-up or cut off by the capture{warm}."))
+    what = "device kernels" if budget.on_device else "CPU operators (the trace has no device activity)"
+    return [*notes, Definition("Parts of a step", PARTS.format(what=what)), Definition("Own time", OWN)]
+
+
+def _communication_notes(communication: Collectives) -> list[Definition]:
+    ranks, error = communication.matched_ranks, communication.clock_error_us
+    notes = [Definition("Exposed communication", EXPOSED)]
+    text = MATCHED.format(ranks=thousands(ranks, 0)) if ranks > 1 else UNMATCHED
+    notes += [Definition("Waiting and transfer", text), Definition("Bus bandwidth", BANDWIDTH)]
+    if error is not None:
+        notes.append(Definition("Clocks", CLOCKS.format(error=short(error), noise=short(3 * error))))
+    return notes

@@ -1,0 +1,88 @@
+"""Text and data on their way into HTML: escaping, inline code, safe JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from ddiag.plots.numbers import percent, short, size, span, thousands
+from ddiag.rulekit.cost import name_ranks
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_COMMAND = re.compile(r"^(ddiag|python3?|torchrun|nvidia-smi|rocm-smi|export|NCCL_\w+=)\b")
+_WORD = re.compile(r"[a-z]+([ ,;]|$)")
+_SHARE_UNITS = ("of ", "share")
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def inline(text: str) -> Markup:
+    """Escaped text in which `backticks` become code and long names may break."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+
+
+def sentence(text: str) -> Markup:
+    """:func:`inline`, beginning with a capital when the first word is a plain one."""
+    return inline(text[:1].upper() + text[1:] if _WORD.match(text) else text)
+
+
+def safe_json(text: str) -> Markup:
+    """JSON text for a script element: nothing in it can end the element or a JavaScript line."""
+    return Markup("".join(_UNSAFE.get(c, c) for c in text))
+
+
+def script_json(value: Any) -> Markup:
+    """A plain Python value as JSON for a script element; lone surrogates and NaN cannot occur in it."""
+    return safe_json(json.dumps(value, allow_nan=False, separators=(",", ":")))
+
+
+def raw(text: str) -> Markup:
+    """Our own style sheets and scripts, as they are."""
+    return Markup(text)
+
+
+def copy_text(text: str) -> str:
+    """What the copy button gives: the one `command` in the text if there is exactly one, else all of it."""
+    commands = [part for part in _CODE.findall(text) if _COMMAND.match(part)]
+    return commands[0] if len(commands) == 1 else text.replace("`", "")
+
+
+def is_command(text: str) -> bool:
+    """True when the whole text is to be typed into a shell."""
+    return bool(_COMMAND.match(text)) and "\n" not in text and not text.rstrip().endswith(".")
+
+
+def evidence_value(value: float | int | str | None, unit: str) -> str:
+    """A number of an evidence table; shares (0-1, 'of step') as percent."""
+    if value is None:
+        return "–"
+    if isinstance(value, (str, bool)):
+        return str(value)
+    if unit.startswith(_SHARE_UNITS) and 0 <= abs(value) <= 1.5:
+        return percent(value)
+    if unit == "bytes":
+        return size(value)
+    if isinstance(value, int) or value == int(value):
+        return thousands(value, 0)
+    return f"{value:.1e}" if 0 < abs(value) < 1e-4 else short(value)
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "inline": inline,
+    "sentence": sentence,
+    "safe_json": safe_json,
+    "script_json": script_json,
+    "raw": raw,
+    "copy_text": copy_text,
+    "is_command": is_command,
+    "evidence_value": evidence_value,
+    "ms": short,
+    "percent": percent,
+    "rank_words": name_ranks,
+    "span": span,
+    "size": size,
+    "count": lambda value: thousands(value, 0),
+}
