@@ -3,7 +3,7 @@
 #   make test       lint, types, tests, generated docs (what CI runs)
 #   make test-long  the same tests at full size: fuzzing, big traces
 #   make bench      loading speed and memory against HTA and against the floor
-#   make docs       regenerate rules/README.md and the other generated pages
+#   make docs       regenerate rules/README.md and the example in README.md
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
   if $$p -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
 HTA_BIN := .venv-hta/bin
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+PIP_INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
 PYTEST_WORKERS ?= 2
 
@@ -46,6 +46,7 @@ lint: .venv/stamp
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy --no-error-summary ddiag rules tools
 	$(BIN)/python -m tools.gen_rule_docs --check
+	$(BIN)/python -m tools.gen_readme --check
 
 test: .venv/stamp .venv-hta/stamp lint
 	@tools/get_chromium
@@ -60,6 +61,7 @@ bench: .venv/stamp .venv-hta/stamp
 
 docs: .venv/stamp
 	$(BIN)/python -m tools.gen_rule_docs
+	$(BIN)/python -m tools.gen_readme
 
 clean:
 	rm -rf .venv .venv-hta .bench .mypy_cache .ruff_cache .pytest_cache demo-out dist
