@@ -14,7 +14,15 @@ from tools.synth import SCENARIOS, Job, generate, simulate
 from tools.synth.engine import LAUNCH_LATENCY_NS, Event, Rank
 
 SMALL = {"layers": 4, "steps": 3, "warmup_steps": 2}
-TELLING = ("healthy", "late_compute", "healthy_fsdp", "healthy_tp_dp", "offloaded_optimizer", "barrier_each_step")
+TELLING = (
+    "healthy",
+    "late_compute",
+    "healthy_fsdp",
+    "healthy_tp_dp",
+    "offloaded_optimizer",
+    "healthy_barrier",
+    "launch_blocking",
+)
 
 
 def _ranks(name: str) -> list[Rank]:

@@ -40,4 +40,10 @@ def _rank(job: Job, index: int) -> Rank:
     slow = late is not None and late.kind == "device" and late.rank == index
     # The step's compute is about 68 ms at scale 1; `ms` more of it is a slower clock for every kernel.
     device_factor = 1 + late.ms / (68 * job.compute_scale) if late is not None and slow else 1.0
-    return Rank(index, seed=job.seed, on_device=job.on_device, host_factor=1.0, device_factor=device_factor)
+    return Rank(
+        index,
+        seed=job.seed,
+        on_device=job.on_device,
+        device_factor=device_factor,
+        launch_blocking=job.launch_blocking,
+    )

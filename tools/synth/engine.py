@@ -77,11 +77,13 @@ class MemoryMark:
 class Rank:
     """One rank's clock, threads and streams, and the record of what happened on them."""
 
-    def __init__(self, rank: int, *, seed: int, on_device: bool, host_factor: float, device_factor: float) -> None:
+    def __init__(
+        self, rank: int, *, seed: int, on_device: bool, device_factor: float = 1.0, launch_blocking: bool = False
+    ) -> None:
         self.rank = rank
         self.on_device = on_device
+        self.launch_blocking = launch_blocking
         self.random = random.Random(seed * 1_000_003 + rank)
-        self.host_factor = host_factor
         self.device_factor = device_factor
         self.main_tid = 4_000 + 100 * rank
         self.autograd_tid = self.main_tid + 31
@@ -104,7 +106,7 @@ class Rank:
 
     def host(self, micros: float) -> None:
         """Let the host work for about so long."""
-        self.now_ns += self.jitter(micros * 1e3 * self.host_factor, 0.05)
+        self.now_ns += self.jitter(micros * 1e3, 0.05)
 
     @contextmanager
     def span(
@@ -144,7 +146,7 @@ class Rank:
             self.now_ns += self.jitter(micros * 1e3 * self.device_factor)
             return
         duration = self.jitter(micros * 1e3 * self.device_factor)
-        self._submit("kernel", name, "cudaLaunchKernel", duration, stream)
+        self._submit("kernel", name, "cudaLaunchKernel", duration, stream, blocking=self.launch_blocking)
 
     def copy(self, direction: str, size: int, *, gbps: float, pinned: bool = True, stream: int = COMPUTE) -> None:
         """Copy between host and device; a pageable copy holds the host until it is done."""

@@ -78,6 +78,10 @@ class Job:
     device_memory_bytes: int = 80 * 1024 * MIB
     memory_share: float = 0.55
     """Peak use of the device."""
+    allocator_retries: int = 0
+    """Per step: how often the caching allocator frees its cache and allocates anew."""
+    launch_blocking: bool = False
+    """Every launch waits for its kernel."""
 
     late: Late | None = None
     clock_offset_ms: float = 0.0

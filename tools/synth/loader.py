@@ -44,7 +44,7 @@ class Loader:
         index, workers = self._index, self.job.workers
         previous = self._ready_ns.get(index - workers, 0)
         room = self._taken_ns.get(index - workers * PREFETCH_FACTOR, 0)
-        ready = max(previous, room) + self.rank.jitter(self.job.batch_ms * 1e6, 0.08)
+        ready = max(previous, room) + self.rank.jitter(self.job.batch_ms * 1e6, 0.03)
         self._ready_ns[index] = ready
         self.rank.host(180)
         self.rank.now_ns = max(self.rank.now_ns, ready)

@@ -31,6 +31,7 @@ _HEALTHY = {
     "healthy_fsdp": Scenario("sharded training with prefetching", Job(strategy="fsdp")),
     "healthy_tp_dp": Scenario("tensor parallelism in pairs, data parallelism across them", Job(strategy="tp_dp")),
     "healthy_accumulation": Scenario("four micro-steps, gradients reduced in the last", Job(accumulation=4, steps=4)),
+    "healthy_barrier": Scenario("a barrier after backward, which costs nothing there", Job(barrier=True)),
     "healthy_shifted_windows": Scenario("profilers started one step apart", Job(window_shift_steps=1)),
     "healthy_missing_ranks": Scenario(
         "traces of two of eight ranks only", Job(ranks=8, missing_ranks=(2, 3, 4, 5, 6, 7))
@@ -109,12 +110,15 @@ _FAULTY = {
         Job(recompute=True, memory_share=0.3),
         ("DD303",),
     ),
+    "allocator_churn": Scenario(
+        "the caching allocator gives memory back and asks for it again", Job(allocator_retries=6), ("DD602",)
+    ),
+    "launch_blocking": Scenario("CUDA_LAUNCH_BLOCKING=1 was left on", Job(launch_blocking=True), ("DD804",)),
     "memory_near_capacity": Scenario("the device is nearly full", Job(memory_share=0.985), ("DD601",)),
     "no_sync_missing": Scenario(
         "every micro-step reduces gradients",
         Job(accumulation=4, no_sync=False, steps=4, layer_bytes=400 * MIB, compute_scale=0.6),
         ("DD801",),
     ),
-    "barrier_each_step": Scenario("every step ends in a barrier", Job(barrier=True), ("DD411",)),
 }
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(_HEALTHY | _FAULTY)

@@ -46,6 +46,8 @@ class Training:
             yield from self._forward(step)
             yield from self._backward(synchronised=last or not job.no_sync)
         yield from self.comm.after_backward()
+        for _ in range(job.allocator_retries):
+            self._reallocate()
         yield from self._optimizer()
         self._late_host()
         if job.log_every and step % job.log_every == 0:
@@ -131,6 +133,14 @@ class Training:
                     for _ in range(max(1, tensors // 36)):
                         rank.kernel(self._kernel("adam_fused"), 700 * job.compute_scale)
         yield from ()
+
+    def _reallocate(self) -> None:
+        """Give cached blocks back and ask for them again: both calls wait for the device."""
+        rank = self.rank
+        with rank.span("aten::empty"):
+            rank.synchronize("cudaDeviceSynchronize")
+            rank.api("cudaFree", 900)
+            rank.api("cudaMalloc", 700)
 
     def _offloaded_update(self) -> None:
         job, rank = self.job, self.rank
