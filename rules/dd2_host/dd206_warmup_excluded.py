@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
+
+import polars as pl
 
 from ddiag.model.signals import JobFacts, StepBudget
 from ddiag.rulekit import Abstain, Evidence, Finding, Rule, Severity, View
@@ -42,9 +45,10 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget = signals[JobFacts], signals[StepBudget]
-    warmup_ms, left_out = budget.warmup_ms, budget.excluded_steps
-    if not left_out or warmup_ms is None or budget.step_ms <= 0 or warmup_ms < limits.slower * budget.step_ms:
+    slow = _slow_first_steps(budget, limits)
+    if slow.is_empty() or budget.step_ms <= 0:
         return
+    left_out, warmup_ms = slow["step"].to_list(), median(slow["step_ms"].to_list())
     ratio = warmup_ms / budget.step_ms
     names = ", ".join(map(str, left_out[:8])) + (f", … ({len(left_out)} in all)" if len(left_out) > 8 else "")
     yield Finding(
@@ -66,3 +70,11 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why="the excluded steps are the first ones and clearly longer than those after them",
         doubt="if slow steps come back later, they are no warm-up: record more steps",
     )
+
+
+def _slow_first_steps(budget: StepBudget, limits: Limits) -> pl.DataFrame:
+    """step, step_ms (median over ranks) of the left-out steps before the first steady one that are clearly longer."""
+    steps = budget.table.group_by("step").agg(pl.col("step_ms").median(), pl.col("steady").any())
+    first_steady = steps.filter("steady")["step"].min()
+    early = steps.filter(~pl.col("steady") & (pl.col("step") < first_steady))
+    return early.filter(pl.col("step_ms") >= limits.slower * budget.step_ms).sort("step")

@@ -1,0 +1,29 @@
+from ddiag.rulekit import Confidence, Severity
+from tests.rules.checking import evidence, findings, the_finding
+
+ON_CPU = {"offload": "optimizer", "cpu_optimizer_ms": 80.0}
+
+
+def test_fires_with_the_idle_time_and_the_optimizer() -> None:
+    found = the_finding("DD1002", copies=ON_CPU, optimizer_step={"name": "DeepSpeedCPUAdam", "implementation": "cpu"})
+    assert "DeepSpeedCPUAdam runs on the CPU: the device idles 80.0 ms per step (40% of the step)" in found.title
+    assert found.severity is Severity.CRITICAL
+    assert evidence(found, "CPU optimizer").value == 80.0
+    assert found.cost.ms_per_step == 80.0
+
+
+def test_does_not_need_to_know_the_optimizer() -> None:
+    assert the_finding("DD1002", copies=ON_CPU, optimizer_step=None).title.startswith("the optimizer runs on the CPU")
+
+
+def test_a_short_update_is_quiet() -> None:
+    assert findings("DD1002", copies={**ON_CPU, "cpu_optimizer_ms": 8.0}) == []
+
+
+def test_under_two_milliseconds_is_noise_however_short_the_step() -> None:
+    assert findings("DD1002", step_ms=21.0, copies={**ON_CPU, "cpu_optimizer_ms": 1.9}) == []
+
+
+def test_recorded_stacks_lower_confidence() -> None:
+    found = the_finding("DD1002", copies=ON_CPU, job_facts={"with_stack": True})
+    assert found.confidence is Confidence.MEDIUM

@@ -1,0 +1,67 @@
+import polars as pl
+import pytest
+
+from ddiag.rulekit import Confidence, Severity
+from tests.factories import EPOCH_NS
+from tests.rules.checking import evidence, findings, the_finding
+
+
+def gaps(
+    ms: float, *, ranks: tuple[int, ...] = tuple(range(8)), in_calls: float = 0.1, op: str | None = None
+) -> pl.DataFrame:
+    """One gap of *ms* in each of the five steps of each rank, *in_calls* of it inside recorded calls."""
+    rows = [
+        {"rank": r, "step": s, "start_ns": EPOCH_NS, "gap_ms": ms, "host_ms_in_calls": ms * in_calls, "top_op": op}
+        for r in ranks
+        for s in range(5)
+    ]
+    return pl.DataFrame(rows, schema_overrides={"top_op": pl.String})
+
+
+def test_fires_with_the_gap_per_step_and_what_the_host_did() -> None:
+    found = the_finding("DD204", host_launch={"long_gaps": gaps(30.0)})
+    assert "30.0 ms per step (15% of the step)" in found.title
+    assert "in plain Python or asleep" in found.title
+    assert found.severity is Severity.WARNING
+    assert found.culprits.ranks == ()
+    assert evidence(found, "long gaps").value == 30.0
+    assert evidence(found, "gaps").value == 1.0
+    assert found.cost.step_share == pytest.approx(0.15)
+    assert "py-spy" in found.fix[0]
+
+
+def test_the_operator_that_fills_the_gaps_is_the_culprit() -> None:
+    found = the_finding("DD204", host_launch={"long_gaps": gaps(60.0, in_calls=0.9, op="evaluate_metrics")})
+    assert found.culprits.where == "evaluate_metrics"
+    assert "in evaluate_metrics" in found.title
+    assert found.severity is Severity.CRITICAL
+
+
+def test_an_operator_that_fills_little_is_not_blamed() -> None:
+    mixed = pl.concat([gaps(10.0, op="a"), gaps(12.0, op="b"), gaps(14.0, op="c")])
+    assert the_finding("DD204", host_launch={"long_gaps": mixed}).culprits.where is None
+
+
+def test_only_the_ranks_that_pause_are_named() -> None:
+    late = {"late": {"rank": 3, "cause": "unknown"}}
+    found = the_finding("DD204", host_launch={"long_gaps": gaps(30.0, ranks=(2, 3))}, late_ranks=late)
+    assert found.culprits.ranks == (2, 3)
+
+
+def test_the_one_late_rank_is_left_to_its_own_rule() -> None:
+    late = {"late": {"rank": 3, "cause": "host", "host_ms": 28.0}}
+    assert findings("DD204", host_launch={"long_gaps": gaps(30.0, ranks=(3,))}, late_ranks=late) == []
+
+
+def test_rare_gaps_are_quiet() -> None:
+    assert findings("DD204", host_launch={"long_gaps": gaps(9.0)}) == []
+
+
+def test_no_gaps_and_no_evidence_of_gaps_are_quiet() -> None:
+    assert findings("DD204", host_launch={"long_gaps": gaps(30.0).clear()}) == []
+    assert findings("DD204", host_launch={"long_gaps": None}) == []
+
+
+def test_recorded_stacks_lower_confidence() -> None:
+    found = the_finding("DD204", host_launch={"long_gaps": gaps(30.0)}, job_facts={"with_stack": True})
+    assert found.confidence is Confidence.MEDIUM

@@ -1,0 +1,20 @@
+from ddiag.rulekit import Severity
+from tests.rules.checking import evidence, findings, the_finding
+
+
+def test_says_how_often_saving_is_affordable_instead_of_guessing_a_cost() -> None:
+    found = the_finding("DD207", python_overhead={"checkpoint_ms": 12_000.0})
+    assert "stops training for 12.0 s" in found.title
+    assert "every 1,200 steps" in found.title
+    assert evidence(found, "affordable interval").value == 1200
+    assert found.severity is Severity.INFO
+    assert found.cost.ms_per_step is None
+    assert "async_save" in found.fix[0]
+
+
+def test_half_a_minute_is_a_warning() -> None:
+    assert the_finding("DD207", python_overhead={"checkpoint_ms": 45_000.0}).severity is Severity.WARNING
+
+
+def test_small_state_is_quiet() -> None:
+    assert findings("DD207", python_overhead={"checkpoint_ms": 150.0}) == []

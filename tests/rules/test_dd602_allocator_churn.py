@@ -1,0 +1,56 @@
+import pytest
+
+from ddiag.rulekit import Confidence, Severity
+from tests.rules.checking import evidence, findings, the_finding
+
+CHURN = {"mallocs_per_step": 3.0, "frees_per_step": 3.0, "ms_per_step": 24.0, "worst_rank": 2}
+TIGHT = {"allocated": dict.fromkeys(range(8), 0.60), "reserved": dict.fromkeys(range(8), 0.95)}
+
+
+def test_fires_with_calls_time_and_worst_rank() -> None:
+    found = the_finding("DD602", allocator_calls=CHURN)
+    assert "3 cudaFree and 3 cudaMalloc calls take 24.0 ms per step on rank 2" in found.title
+    assert found.severity is Severity.WARNING
+    assert found.cost.step_share == pytest.approx(0.12)
+    assert evidence(found, "cudaFree").limit == 0.2
+    assert "expandable_segments:True" in found.fix[0]
+
+
+def test_critical_when_a_quarter_of_the_step_goes_into_it() -> None:
+    assert the_finding("DD602", allocator_calls={**CHURN, "ms_per_step": 60.0}).severity is Severity.CRITICAL
+
+
+def test_a_cache_that_is_switched_off_is_named_first() -> None:
+    found = the_finding("DD602", allocator_calls={**CHURN, "mallocs_per_step": 900.0, "frees_per_step": 900.0})
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in found.fix[0]
+
+
+def test_cheap_calls_are_quiet() -> None:
+    assert findings("DD602", allocator_calls={**CHURN, "ms_per_step": 2.0}) == []
+
+
+def test_one_call_in_ten_steps_is_quiet() -> None:
+    rare = {"mallocs_per_step": 0.1, "frees_per_step": 0.1, "ms_per_step": 24.0}
+    assert findings("DD602", allocator_calls=rare) == []
+
+
+def test_unused_reserve_on_a_full_device_is_fragmentation() -> None:
+    found = the_finding("DD602", memory=TIGHT)
+    assert "37% of what is reserved at the peak is unused" in found.title
+    assert found.confidence is Confidence.MEDIUM
+    assert found.cost.ms_per_step is None
+
+
+def test_unused_reserve_with_room_left_is_quiet() -> None:
+    room = {"allocated": dict.fromkeys(range(8), 0.40), "reserved": dict.fromkeys(range(8), 0.70)}
+    assert findings("DD602", memory=room) == []
+
+
+def test_a_full_device_without_unused_reserve_is_another_cause() -> None:
+    full = {"allocated": dict.fromkeys(range(8), 0.92), "reserved": dict.fromkeys(range(8), 0.95)}
+    assert findings("DD602", memory=full) == []
+
+
+def test_does_not_need_memory_events() -> None:
+    assert len(findings("DD602", allocator_calls=CHURN, memory=None)) == 1
+    assert findings("DD602", memory=None) == []
