@@ -1,8 +1,8 @@
 """Where each step of each rank went: parts that exclude each other and sum to the step.
 
-A moment counts for the first of these that is true: compute, communication, copy; else the device was idle and the cause
-found by :mod:`ddiag.analysis.idle_causes` counts. A trace without a device has operators as compute, collectives, loader
-spans, and the rest is the host's.
+A moment counts for the first of these that is true: compute, communication, copy; else the device was idle and the
+cause found by :mod:`ddiag.analysis.idle_causes` counts. A trace without a device has operators as compute, collectives,
+loader spans, and the rest is the host's.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _gaps(idle: Intervals, work: pl.DataFrame) -> pl.DataFrame:
     recorded = launch.null_count() < work.height
     return table.with_columns(
         late=pl.when(pl.Series(following >= work.height))
-        .then(pl.lit(True if recorded else None, dtype=pl.Boolean))  # noqa: FBT003 - a value, not a switch
+        .then(pl.lit(True if recorded else None, dtype=pl.Boolean))
         .otherwise(launched > table["start_ns"])
     )
 
