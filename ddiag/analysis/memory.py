@@ -113,13 +113,14 @@ def _theil_sen(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def allocator_calls(run: Run, windows: StepWindows) -> AllocatorCalls | None:
-    """cudaMalloc, cudaFree and their like inside steady steps; None without runtime calls or steps.
+    """cudaMalloc, cudaFree and their like inside steady steps; None without runtime calls or step boundaries.
 
-    Page-locked and managed host memory is left out: it is not what the caching allocator manages.
+    A capture taken whole as one step says nothing here: its first allocations are in it. Page-locked and managed host
+    memory is left out: it is not what the caching allocator manages.
     """
     calls = run.table("launches")
     steps = windows.steady.group_by("rank").len("steps")
-    if calls.is_empty() or steps.is_empty():
+    if calls.is_empty() or steps.is_empty() or windows.source == "window":
         return None
     wanted = where_name(of_kind(calls, "alloc", "free"), lambda name: not _HOST_MEMORY.search(name))
     inside = in_steady(wanted, windows, host=True)
@@ -145,7 +146,7 @@ def _per_rank(inside: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
                 "rank": rank,
                 "mallocs": float((kinds == "alloc").sum()) / count,
                 "frees": float((kinds == "free").sum()) / count,
-                "ms": (busy_ns(mine) if mine.height else 0) / count / NS_PER_MS,
+                "ms": busy_ns(mine) / count / NS_PER_MS,
             }
         )
     return pl.DataFrame(rows)

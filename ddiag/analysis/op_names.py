@@ -19,6 +19,7 @@ _OP_CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("norm", r"(?:layer|batch|group|instance|rms)_norm"),
         ("embedding", r"embedding|index|gather|scatter|masked_(?:select|scatter)|^take"),
         ("copy", r"copy|^cat$|^stack$|contiguous|clone|^pad$|constant_pad|repeat|^_?to$|^roll$|transpose_copy"),
+        ("elementwise", r"clamp"),
         (
             "reduction",
             r"(?:^|_)(?:sum|mean|norm|max|min|amax|amin|var|std|argmax|argmin|prod|all|any|cumsum|logsumexp|nll_loss\w*"
@@ -50,7 +51,7 @@ _MATH_ATTENTION = re.compile(r"^aten::_scaled_dot_product_attention_math")
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _NOT_ATTENTION_SOFTMAX = re.compile(r"log_?softmax|backward|gumbel|cross|Loss", re.IGNORECASE)
 _BATCHED_MATMUL = re.compile(r"^aten::(?:bmm|baddbmm)_?$")
-_UNBATCHED_MATMUL = re.compile(r"^aten::(?:mm|addmm|linear|_addmm_activation)_?$")
+_BARRIER = re.compile(r"^aten::(?:mm|addmm|linear|_addmm_activation|conv\dd|convolution)_?$")
 
 
 def is_fused_attention(op_name: str) -> bool:
@@ -64,10 +65,10 @@ def is_math_attention(op_name: str) -> bool:
 
 
 def attention_part(op_name: str) -> str | None:
-    """Role in attention spelled out by hand: bmm, softmax, or projection (a matmul that ends the pattern)."""
+    """Role in attention spelled out by hand: bmm, softmax, or projection (a layer, which ends the pattern)."""
     if _BATCHED_MATMUL.match(op_name):
         return "bmm"
-    if _UNBATCHED_MATMUL.match(op_name):
+    if _BARRIER.match(op_name):
         return "projection"
     if _SOFTMAX.search(op_name) and not _NOT_ATTENTION_SOFTMAX.search(op_name):
         return "softmax"

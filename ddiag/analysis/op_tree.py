@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -13,13 +15,13 @@ Index = npt.NDArray[np.int64]
 
 
 def call_tree(spans: pl.DataFrame) -> pl.DataFrame:
-    """*spans* sorted by rank, thread and time, with ``row``, ``depth`` (0 outermost) and ``parent`` (a row, -1 none)."""
+    """*spans* by rank, thread and time, with ``row``, ``depth`` (0 outermost) and ``parent`` (a row, -1 if none)."""
     ordered = spans.sort(["rank", "tid", "start_ns", "end_ns"], descending=[False, False, False, True])
     depth, parent = np.zeros(ordered.height, np.int64), np.full(ordered.height, -1, np.int64)
     start, end = times(ordered, "start_ns"), times(ordered, "end_ns")
     threads = ordered.select(pl.struct("rank", "tid").rle_id()).to_series().to_numpy()
     edges = np.concatenate(([0], np.flatnonzero(np.diff(threads)) + 1, [ordered.height])) if ordered.height else [0]
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         depth[low:high] = _depth(start[low:high], end[low:high])
         found = _parent(depth[low:high])
         parent[low:high] = np.where(found >= 0, found + low, -1)
@@ -31,7 +33,8 @@ def call_tree(spans: pl.DataFrame) -> pl.DataFrame:
 def _depth(start: Times, end: Times) -> Index:
     """Open spans at each start: all that began before, less all that have ended."""
     ended = np.searchsorted(np.sort(end), start, side="right")
-    return np.maximum(np.arange(start.size) - ended, 0)
+    depth: Index = np.maximum(np.arange(start.size) - ended, 0)
+    return depth
 
 
 def _parent(depth: Index) -> Index:
@@ -52,4 +55,5 @@ def self_ns(tree: pl.DataFrame) -> Times:
     nested = parent >= 0
     children = np.zeros(tree.height, np.int64)
     np.add.at(children, parent[nested], length[nested])
-    return np.maximum(length - children, 0)
+    own: Times = np.maximum(length - children, 0)
+    return own

@@ -29,8 +29,8 @@ _NEVER_COMMUNICATION = re.compile(
 )
 
 
-def _head(name: str) -> str:
-    """The qualified function name: no return type, template arguments or parameters."""
+def function_name(name: str) -> str:
+    """The qualified function of a kernel name, short enough to show: no return type, template arguments, parameters."""
     if name.startswith("_Z"):
         return _demangled_head(name)
     bare = _RETURN_TYPE.sub("", _ANONYMOUS.sub("", name).strip())
@@ -57,7 +57,7 @@ def is_communication(kernel_name: str) -> bool:
 
     Fused kernels (all-reduce + norm) count; kernels that only prepare or unpack buffers do not.
     """
-    head = _head(kernel_name)
+    head = function_name(kernel_name)
     return _COMMUNICATION.search(head) is not None and _NEVER_COMMUNICATION.search(head) is None
 
 
@@ -162,7 +162,7 @@ def kernel_class(kernel_name: str) -> str:
     """
     if is_communication(kernel_name):
         return "communication"
-    head = _head(kernel_name)
+    head = function_name(kernel_name)
     for found, scope, pattern in _CLASSES:
         if pattern.search(head if scope == _HEAD else kernel_name):
             return found
@@ -205,7 +205,7 @@ def collective_op(name: str) -> str | None:
     if name == "record_param_comms":
         return "unknown"
     if is_communication(name):
-        head = _squeeze(_head(name))
+        head = _squeeze(function_name(name))
         return "all_to_all" if "deepep" in head else _first_word(head) or "unknown"
     span = _SPAN.match(name)
     if span is not None:

@@ -231,6 +231,7 @@ class Copies:
     table: Table
     """direction, pinned, count_per_step, bytes_per_step, ms_per_step, gbps (bytes / time), exposed_ms per step."""
     h2d_gbps: float | None
+    """Over copies of 1 MiB and more; None without any."""
     d2h_gbps: float | None
     pageable_share: float | None
     """Share of H2D + D2H bytes that are pageable; None when the evidence does not say."""
@@ -261,9 +262,13 @@ class KernelMix:
     compute_ms: float
     elementwise_share: float
     tiny_share: float
-    """Share of kernels shorter than 10 µs."""
+    """Share of kernels shorter than 10 µs; 0.0 on a host-only trace, which has none."""
     per_rank: Table | None = None
     """rank, compute_ms per step, and slowdown: median over kernels of (this rank's mean / median of ranks' means)."""
+    fused_elementwise_share: float = 0.0
+    """Part of elementwise_share that a compiler has fused already (Triton)."""
+    on_device: bool = True
+    """False: a host-only trace, and the rows are CPU operators with their own time."""
 
 
 @dataclass(frozen=True)
