@@ -99,7 +99,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("device", device, "", None, "has tensor cores"),
             Evidence("example", _example(precision) or "", "", None, "costliest fp32 kernel"),
         ),
-        fix=_fixes(facts),
+        fix=_fixes(facts, precision),
         verify="`ddiag analyze NEW_TRACES`: fp32 share of matmul time near 0 and a shorter step; compare the loss "
         "curve over some hundred steps",
         cost=step_cost(gain_ms, budget, facts),
@@ -113,8 +113,9 @@ def _example(precision: Precision) -> str | None:
     return str(rows["example"][0])[:120] if rows.height else None
 
 
-def _fixes(facts: JobFacts) -> tuple[str, ...]:
-    if any(FP16_ONLY.search(name) for name in facts.device_names):
+def _fixes(facts: JobFacts, precision: Precision) -> tuple[str, ...]:
+    old = any(FP16_ONLY.search(name) for name in facts.device_names)
+    if precision.bf16 is False or (precision.bf16 is None and old):
         return (
             'torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler("cuda") (FSDP1: '
             "ShardedGradScaler): this "
@@ -129,4 +130,5 @@ def _fixes(facts: JobFacts) -> tuple[str, ...]:
         'torch.autocast("cuda", dtype=torch.bfloat16) around forward and loss (FSDP2: MixedPrecisionPolicy(param_dtype='
         "torch.bfloat16, reduce_dtype=torch.float32); Hugging Face: bf16=True; DeepSpeed: bf16.enabled: true)"
     )
-    return (bf16,) if facts.device_kind == "rocm" else (bf16, tf32)
+    has_tf32 = facts.device_kind == "cuda" if precision.tf32 is None else precision.tf32
+    return (bf16, tf32) if has_tf32 else (bf16,)

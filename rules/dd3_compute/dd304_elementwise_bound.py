@@ -35,7 +35,6 @@ RULE = Rule(
     applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
     references=("https://docs.pytorch.org/docs/stable/torch.compiler.html",),
 )
-FUSED_ALREADY = r"^triton_|^fused_|^cutlass_.*epilogue"
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,15 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, mix = signals[JobFacts], signals[StepBudget], signals[KernelMix]
-    rows = mix.table.filter(pl.col("kernel_class") == "elementwise")
-    if rows.is_empty() or not budget.on_device or mix.compute_ms <= 0 or budget.step_ms <= 0:
+    if not (budget.on_device and mix.on_device) or mix.compute_ms <= 0 or budget.step_ms <= 0:
         return
-    elementwise_ms = float(rows["ms_per_step"].sum()) - _fused_ms(mix)
-    part = elementwise_ms / mix.compute_ms
+    part = mix.elementwise_share - mix.fused_elementwise_share
+    elementwise_ms = part * mix.compute_ms
     gain_ms = elementwise_ms * limits.gain
     share = gain_ms / budget.step_ms
     if part < limits.elementwise_share or gain_ms < limits.gain_ms or share < limits.gain_share:
         return
+    rows = mix.table.filter(pl.col("kernel_class") == "elementwise")
     top = mix.top.filter(pl.col("kernel_class") == "elementwise").sort("ms_per_step", descending=True).head(1)
     example = top.row(0, named=True) if top.height else None
     yield Finding(
@@ -92,12 +91,6 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why="these kernels read and write memory and compute almost nothing",
         doubt="the gain is an estimate; kernels between two matrix products that libraries cannot fuse stay",
     )
-
-
-def _fused_ms(mix: KernelMix) -> float:
-    """Element-wise time in kernels that a compiler has fused already."""
-    fused = pl.col("name").cast(pl.String).str.contains(FUSED_ALREADY)
-    return float(mix.top.filter((pl.col("kernel_class") == "elementwise") & fused)["ms_per_step"].sum())
 
 
 def _costliest(example: dict[str, object] | None) -> tuple[Evidence, ...]:

@@ -23,6 +23,12 @@ def test_devices_without_tf32_and_bf16_are_told_fp16(name: str) -> None:
     assert not any("bfloat16" in step or "tf32" in step for step in found.fix)
 
 
+@pytest.mark.parametrize(("bf16", "first"), [(False, "float16"), (True, "bfloat16")])
+def test_what_the_evidence_says_of_the_device_beats_its_name(bf16: bool, first: str) -> None:
+    known = {**FP32, "bf16": bf16, "tf32": bf16}
+    assert f"torch.{first}" in the_finding("DD1101", precision=known).fix[0]
+
+
 def test_amd_devices_are_not_told_tf32() -> None:
     amd = {"device_kind": "rocm", "device_names": ("AMD Instinct MI300X",)}
     assert not any("TF32" in step for step in the_finding("DD1101", precision=FP32, job_facts=amd).fix)
