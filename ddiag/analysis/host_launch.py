@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ddiag.analysis.activity import RankActivity
+from ddiag.analysis.device_work import device_work
 from ddiag.analysis.host_spans import blocking_calls, issuing_threads, loader_spans
 from ddiag.analysis.idle_causes import IdleCauses
 from ddiag.analysis.intervals import Intervals, Times, covered, subtract
@@ -28,6 +30,9 @@ from ddiag.model.signals import HostLaunch
 _LONG_NS = 5_000_000
 _NOTICEABLE_NS = 1_000_000
 """A span shorter than this cannot explain a long gap."""
+_TELLING_NS = 20_000
+"""Kernels this long outlive an asynchronous launch call."""
+_ENOUGH_KERNELS = 20
 _GAP_SCHEMA = {
     "rank": pl.Int32,
     "step": pl.Int64,
@@ -55,6 +60,7 @@ def host_launch(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]
         median_kernel_us=_median_kernel_us(run, windows, ranks),
         launch_gap_share=means["launch_gap_ms"] / step_ms if step_ms > 0 else 0.0,
         long_gaps=pl.concat(gaps),
+        blocking_launch_share=_blocking_launch_share(run, windows, ranks),
     )
 
 
@@ -106,22 +112,40 @@ def _median_kernel_us(run: Run, windows: StepWindows, ranks: list[int]) -> float
     for rank in ranks:
         mine = kernels.filter(pl.col("rank") == rank)
         start, end = times(mine, "start_ns"), times(mine, "end_ns")
-        begin, until = (np.sort(edge) for edge in device_windows(windows, rank))
-        inside = np.searchsorted(begin, start, side="right") > np.searchsorted(until, start, side="right")
-        lengths.append((end - start)[inside])
+        lengths.append((end - start)[_inside(start, *device_windows(windows, rank))])
     pooled = np.concatenate(lengths)
     return float(np.median(pooled)) / 1e3 if pooled.size else 0.0
+
+
+def _blocking_launch_share(run: Run, windows: StepWindows, ranks: list[int]) -> float | None:
+    """Share of launches that return only after their kernel has ended; None with too few kernels that can tell.
+
+    A kernel of a few µs may be over before any launch call returns, so only longer ones are asked.
+    """
+    length = pl.col("end_ns") - pl.col("start_ns")
+    work = device_work(run).filter((pl.col("launch_kind") == "launch") & (length >= _TELLING_NS))
+    blocked = asked = 0
+    for rank in ranks:
+        mine = work.filter(pl.col("rank") == rank)
+        begin, until = host_windows(windows, rank)
+        mine = mine.filter(pl.Series(_inside(times(mine, "launch_start_ns"), begin, until)))
+        blocked += int((mine["launch_end_ns"] >= mine["end_ns"]).sum())
+        asked += mine.height
+    return blocked / asked if asked >= _ENOUGH_KERNELS else None
+
+
+def _inside(at: Times, begin: Times, until: Times) -> npt.NDArray[np.bool_]:
+    """Which times lie in one of the windows, which do not overlap."""
+    return np.searchsorted(np.sort(begin), at, side="right") > np.searchsorted(np.sort(until), at, side="right")
 
 
 def _long_gaps(run: Run, windows: StepWindows, rank: int, idle: IdleCauses | None) -> pl.DataFrame:
     """Gaps of steady steps in which the device waited over 5 ms for a host that was neither loading nor blocked."""
     if idle is None:
         return pl.DataFrame(schema=_GAP_SCHEMA)
-    begin, until = device_windows(windows, rank)
     start, end = times(idle.gaps, "start_ns"), times(idle.gaps, "end_ns")
-    steady = covered(np.column_stack((begin, until))[np.argsort(begin)], start, start + 1) > 0
     waited = covered(idle.host, start, end)
-    chosen = steady & (waited > _LONG_NS)
+    chosen = _inside(start, *device_windows(windows, rank)) & (waited > _LONG_NS)
     start, end, waited = start[chosen], end[chosen], waited[chosen]
     steps = windows.table.filter(pl.col("rank") == rank).with_columns(host_start_ns="start_ns", host_end_ns="end_ns")
     return pl.DataFrame(
