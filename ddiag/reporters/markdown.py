@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,11 @@ from ddiag.model.run import Run
 from ddiag.model.signals import Signals, StepBudget
 from ddiag.plots.numbers import percent, span
 from ddiag.plots.palette import PARTS
+from ddiag.reporters.markdown_text import escaped as _text
 from ddiag.reporters.step_bars import worst_ranks
 from ddiag.reporters.words import (
     SEVERITY_SHAPES,
     abstention_lines,
-    clean,
     cost_words,
     coverage_lines,
     evidence_limit,
@@ -25,9 +24,6 @@ from ddiag.reporters.words import (
 )
 from ddiag.rulekit.diagnosis import Diagnosis
 from ddiag.rulekit.finding import Finding, Role
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
-_ADDRESS = re.compile(r"@(?=\w)")
 
 
 @dataclass(frozen=True)
@@ -97,15 +93,3 @@ def _list(title: str, items: Sequence[str]) -> Iterator[str]:
     if items:
         yield from ("", f"### {title}", "")
         yield from (f"- {_text(item)}" for item in items)
-
-
-def _text(words: str) -> str:
-    """Evidence as literal text: nothing in it becomes markup, a cell or a mention; `code` stays code."""
-    parts = clean(words).split("`")
-    if len(parts) % 2 == 0:
-        return _literal(clean(words))
-    return "".join(f"`{part.replace('|', chr(92) + '|')}`" if i % 2 else _literal(part) for i, part in enumerate(parts))
-
-
-def _literal(words: str) -> str:
-    return _ADDRESS.sub("@\u200b", _SPECIAL.sub(r"\\\1", words))

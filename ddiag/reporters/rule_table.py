@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from ddiag.reporters.markdown_text import escaped
 from ddiag.rulekit.rule import LoadedRule
 from ddiag.rulekit.rule_docs import limit_docs, verify_text
 
@@ -56,7 +57,7 @@ def _row(rule: LoadedRule) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().removesuffix(".").replace("|", "\\|")
+    return escaped(re.sub(r"\s+", " ", text).strip().removesuffix("."))
 
 
 def rule_page(rule: LoadedRule) -> str:

@@ -136,7 +136,7 @@ def read_docstring(text: str, path: Path) -> tuple[str, dict[str, str]]:
     """The cause in one sentence, and the four sections of the runbook."""
     lines = inspect.cleandoc(text).splitlines()
     title = lines[0].strip() if lines else ""
-    if not title:
+    if not title or HEADING.fullmatch(title):
         raise RuleError(f"{path}: the docstring must begin with the cause in one sentence")
     sections: dict[str, list[str]] = {}
     current: list[str] = []
@@ -185,8 +185,10 @@ def _check_function(module: ModuleType, path: Path) -> Any:
 
 def _check_family(rule: Rule, path: Path) -> None:
     """DD402 lives in dd4_…, DD1001 in dd10_…: the folder is the family."""
+    if not rule.id.startswith("DD"):
+        raise RuleError(f"{path}: built-in ids begin with DD, not {rule.id}")
     family = f"dd{rule.id[2:-2]}"
-    if rule.id[:2] != "DD" or path.parent.name.split("_")[0] != family:
+    if path.parent.name.split("_")[0] != family:
         raise RuleError(f"{path}: {rule.id} belongs in a folder named {family}_<family>")
 
 
