@@ -1,0 +1,177 @@
+"""Reads one PyTorch profiler (Kineto) trace into tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import polars as pl
+
+from ddiag.ingest.call_table import CallFacts
+from ddiag.ingest.collect import Collector
+from ddiag.ingest.collectives import Shapes
+from ddiag.ingest.facts import Facts, Group, read_facts
+from ddiag.ingest.file_rank import rank_from_name
+from ddiag.ingest.frames import Columns, Tables, build
+from ddiag.ingest.sources import PlainText, Source
+from ddiag.ingest.stream import EventStream
+from ddiag.ingest.trace import Trace, UnusableError
+
+LATEST_NS = 4 * 10**18
+"""Later than this (year 2096), base and timestamp were not meant to be added."""
+UNKNOWN_GROUP = "unknown"
+_TIMES = ("start_ns", "end_ns", "ts_ns", "enqueue_ns")
+
+
+def read(source: Source, text: PlainText) -> Trace:
+    """The facts of one trace; raises :class:`UnusableError` when it holds none."""
+    stream = EventStream(text)
+    if not stream.has_events:
+        raise UnusableError("no traceEvents in it")
+    collector = Collector()
+    for events in stream:
+        collector.add(events)
+    collector.finish()
+    facts = read_facts(stream.metadata)
+    tables, launches, ops = build(collector, lambda found: _call_facts(found, facts))
+    if not tables:
+        raise UnusableError(_why_empty(collector, stream))
+    rank = facts.rank if facts.rank is not None else _rank_from_calls(collector)
+    device = _device_used(tables)
+    return Trace(
+        source=source,
+        kind="kineto",
+        framework="pytorch",
+        rank=rank if rank is not None else rank_from_name(source.name, _folder(source)),
+        rank_from="content" if rank is not None else "name",
+        world_size=facts.world_size,
+        backend=facts.backend,
+        host=facts.host,
+        pid=collector.pid,
+        groups=_groups(facts, collector),
+        tables=_shift(tables, facts.base_ns),
+        main_tid=_main_thread(tables, launches, ops),
+        device_kind=_device_kind(facts, collector, tables),
+        device_name=facts.devices[device].name if device in facts.devices else None,
+        device_memory_bytes=facts.devices[device].memory_bytes if device in facts.devices else None,
+        with_stack=facts.with_stack or bool((ops["kind"] == 2).any()),
+        profile_memory=facts.profile_memory or "memory" in tables,
+        versions=facts.versions,
+        truncated=stream.truncated or bool(text.damage),
+        events=collector.events,
+        dropped=collector.dropped + stream.dropped,
+        notes=_notes(collector, stream, text),
+    )
+
+
+def _call_facts(collector: Collector, facts: Facts) -> CallFacts:
+    groups = {group.name: group.size or len(group.ranks) or None for group in facts.groups}
+    return CallFacts(
+        metas=list(collector.calls),
+        shapes=Shapes(list(collector.texts)),
+        default_group=next(iter(groups)) if len(groups) == 1 else UNKNOWN_GROUP,
+        group_sizes={name: size for name, size in groups.items() if size is not None},
+        has_nccl=facts.backend is None or "nccl" in facts.backend,
+    )
+
+
+def _groups(facts: Facts, collector: Collector) -> tuple[Group, ...]:
+    """Process groups of the configuration, completed by what the calls say."""
+    found = {group.name: group for group in facts.groups}
+    for meta in collector.calls:
+        if not meta.group or meta.group_size < 1 or (meta.group in found and found[meta.group].ranks):
+            continue
+        members = meta.members
+        if members is not None and len(members) == meta.group_size:
+            found[meta.group] = Group(meta.group, meta.desc, meta.group_size, members)
+        elif meta.group not in found:
+            found[meta.group] = Group(meta.group, meta.desc, meta.group_size)
+    return tuple(found.values())
+
+
+def _rank_from_calls(collector: Collector) -> int | None:
+    """The calls' own ``Rank`` is the rank within a group: global only in a group of ranks 0 … n-1."""
+    known = {
+        meta.rank
+        for meta in collector.calls
+        if meta.rank >= 0 and meta.group_size > 1 and meta.members == tuple(range(meta.group_size))
+    }
+    return known.pop() if len(known) == 1 else None
+
+
+def _folder(source: Source) -> str:
+    return source.label.replace("\\", "/").rstrip("/").rpartition("/")[0].rpartition("/")[2]
+
+
+def _main_thread(tables: Tables, launches: Columns, ops: Columns) -> int | None:
+    """The thread that takes the profiler's steps; else the one with most launches; else with most operators.
+
+    In training most launches may come from autograd's thread, which drives nothing.
+    """
+    marks = tables["ops"].filter(pl.col("kind") == "annotation") if "ops" in tables else pl.DataFrame()
+    steps = marks.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")) if len(marks) else marks
+    marked = steps["tid"].to_numpy() if len(steps) else np.zeros(0, dtype=np.int64)
+    for threads in (marked, launches["tid"], ops["tid"][ops["kind"] == 0], ops["tid"][ops["kind"] != 3]):
+        if len(threads):
+            values, counts = np.unique(threads, return_counts=True)
+            return int(values[np.argmax(counts)])
+    return None
+
+
+def _device_used(tables: Tables) -> int | None:
+    """The device most work ran on."""
+    for name in ("kernels", "copies"):
+        if name in tables:
+            counts = tables[name]["device"].value_counts(sort=True)
+            return int(counts["device"][0])
+    return None
+
+
+def _device_kind(facts: Facts, collector: Collector, tables: Tables) -> str:
+    names = tables["launches"]["name"].unique().cast(pl.String).to_list() if "launches" in tables else []
+    if facts.amd or any(name.startswith("hip") for name in names):
+        return "rocm"
+    kinds = Counter(collector.device_categories).most_common(1)
+    if not kinds and not any(name.startswith("cu") for name in names):
+        return "cpu"
+    return kinds[0][0] if kinds else "cuda"
+
+
+def _shift(tables: Tables, base_ns: int | None) -> Tables:
+    """Add the trace's time base, unless its times are on the epoch already."""
+    latest = max(
+        int(value)
+        for table in tables.values()
+        for column in _TIMES
+        if column in table.columns and isinstance(value := table[column].max(), int)
+    )
+    if base_ns is None or latest + base_ns > LATEST_NS:
+        return tables
+    return {
+        name: table.with_columns(pl.col(column) + base_ns for column in _TIMES if column in table.columns)
+        for name, table in tables.items()
+    }
+
+
+def _why_empty(collector: Collector, stream: EventStream) -> str:
+    if collector.events == 0:
+        return "the trace is cut off before its first event" if stream.truncated else "no events in it"
+    if collector.unknown:
+        kinds = ", ".join(f"{name} ({count})" for name, count in collector.unknown.most_common(3))
+        return f"none of its {collector.events:,} events is an operator, runtime call or kernel (categories: {kinds})"
+    return f"none of its {collector.events:,} events can be used"
+
+
+def _notes(collector: Collector, stream: EventStream, text: PlainText) -> tuple[str, ...]:
+    notes = []
+    if text.damage:
+        notes.append(text.damage)
+    if stream.truncated:
+        notes.append(f"ends before its JSON does (killed while writing?): {collector.events:,} events up to the cut are used")
+    dropped = collector.dropped + stream.dropped
+    if dropped:
+        notes.append(f"{dropped:,} of {collector.events + stream.dropped:,} events could not be understood")
+    if collector.unknown:
+        kinds = ", ".join(f"{name} ({count:,})" for name, count in collector.unknown.most_common(3))
+        notes.append(f"events of unknown category left out: {kinds}")
+    return tuple(notes)

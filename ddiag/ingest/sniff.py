@@ -1,0 +1,86 @@
+"""What kind of evidence a file is, told from its first bytes; one clear line for everything that is not a trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+HEAD_BYTES = 64 * 1024
+KINETO, TENSORFLOW = "kineto", "tensorflow"
+
+TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_EVENTS = re.compile(rb'\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:')
+_EMPTY_LIST = re.compile(rb"\s*\[\s*\]\s*$")
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_HTML = re.compile(rb"\s*<(?:!doctype|html|\?xml)", re.IGNORECASE)
+_LIST_OF_LISTS = re.compile(rb"\s*\[\s*\[")
+_EXECUTION_TRACE = re.compile(rb'"(?:schema|nodes)"\s*:')
+_HAS_NODES = re.compile(rb'"nodes"\s*:\s*\[')
+_OBJECT = re.compile(rb"\s*\{")
+_KEY = re.compile(rb'"(\w{1,40})"\s*:')
+
+_MAGIC = (
+    (b"SQLite format 3", "an SQLite database (Nsight Systems export?), not a PyTorch trace"),
+    (b"PAR1", "a Parquet file, not a PyTorch trace"),
+    (b"ARROW1", "an Arrow file, not a PyTorch trace"),
+    (b"\x89HDF", "an HDF5 file, not a PyTorch trace"),
+    (b"\x7fELF", "a program, not a trace"),
+    (b"version https://git-lfs", "a git-lfs pointer: the trace itself was not downloaded (git lfs pull)"),
+    (b"BZh", "packed with bzip2: unpack it first (gz, zst and zip are read directly)"),
+    (b"\xfd7zXZ", "packed with xz: unpack it first (gz, zst and zip are read directly)"),
+    (b"7z\xbc\xaf", "packed with 7-zip: unpack it first (gz, zst and zip are read directly)"),
+    (b"PK", "a zip archive that is damaged or empty"),
+)
+
+
+@dataclass(frozen=True)
+class Sniff:
+    """``kind`` names the reader; empty means no reader, and ``why`` says what it is instead."""
+
+    kind: str
+    why: str = ""
+
+
+def sniff(head: bytes) -> Sniff:
+    """Judge from the first bytes of the unpacked text (``HEAD_BYTES`` or more; all of it for a short file)."""
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    if not head.strip(b"\0 \t\r\n"):
+        return Sniff("", "empty file (the profiler was stopped before it wrote, or the copy failed)")
+    if TRACE_EVENTS.search(head):
+        return Sniff(TENSORFLOW if _is_tensorflow(head) else KINETO)
+    if _BARE_EVENTS.match(head):
+        return Sniff(KINETO)
+    return Sniff("", _not_a_trace(head))
+
+
+def could_have_later_events(head: bytes) -> bool:
+    """A JSON object whose ``traceEvents`` may come after a long header."""
+    return bool(_OBJECT.match(head.removeprefix(b"\xef\xbb\xbf"))) and not _HAS_NODES.search(head)
+
+
+def _is_tensorflow(head: bytes) -> bool:
+    return b'"highres-ticks"' in head or b"/host:CPU" in head or b"/device:GPU" in head
+
+
+def _not_a_trace(head: bytes) -> str:
+    for magic, what in _MAGIC:
+        if head.startswith(magic):
+            return what
+    if _PICKLE.match(head):
+        return "a pickle (memory snapshot, flight-recorder dump or checkpoint), not a PyTorch trace"
+    if _HTML.match(head):
+        return "an HTML or XML page (a login or error page saved instead of the trace?)"
+    if _EMPTY_LIST.match(head):
+        return "an empty list: no events"
+    if _LIST_OF_LISTS.match(head):
+        return "a list of lists (memory_timeline.raw?), not a PyTorch trace; export the trace with export_chrome_trace()"
+    if _OBJECT.match(head) and _EXECUTION_TRACE.search(head) and _HAS_NODES.search(head):
+        return "an execution trace (ExecutionTraceObserver), not a Kineto trace; give the profiler's export_chrome_trace() file"
+    if _OBJECT.match(head):
+        keys = ", ".join(sorted({key.decode() for key in _KEY.findall(head[:2000])})[:4])
+        return f'JSON without "traceEvents" (keys: {keys or "none"}): not a PyTorch trace'
+    if head.lstrip().startswith(b"["):
+        return "a JSON list that does not hold trace events"
+    if b"\0" in head[:4096]:
+        return "binary data of an unknown kind, not a PyTorch trace"
+    return "text that is not JSON, not a PyTorch trace"

@@ -1,0 +1,184 @@
+"""Bytes of evidence, wherever they lie and however they are packed: one forward-only reader of plain text.
+
+What a file is comes from its content: names lie, and half-written archives still hold most of a trace.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+import zstandard
+from isal import isal_zlib
+
+GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+READ_BYTES = 256 * 1024
+"""Compressed bytes taken from the file at a time."""
+
+STORAGE_ERRORS: tuple[type[Exception], ...] = (
+    OSError, EOFError, ValueError, ImportError, RuntimeError, NotImplementedError,
+    zipfile.BadZipFile, zstandard.ZstdError, zlib.error, isal_zlib.error,
+)  # fmt: skip
+"""What file systems, remote stores and archives raise for evidence that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, or one member of a zip archive."""
+
+    path: str
+    member: str = ""
+    bytes: int = 0
+    explicit: bool = True
+    """Named by the user (alone or by a pattern), as opposed to found in a folder."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.path}!{self.member}" if self.member else self.path
+
+    @property
+    def name(self) -> str:
+        """The file name, without folders."""
+        return (self.member or self.path).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def open_binary(path: str) -> IO[bytes]:
+    if is_remote(path):
+        handle: IO[bytes] = fsspec.open(path, "rb").open()
+        return handle
+    return Path(path).open("rb")
+
+
+class PlainText:
+    """Decompressed bytes, forward only. ``damage`` says in words where and why they stopped early."""
+
+    def __init__(self, raw: IO[bytes], size: int) -> None:
+        self._raw, self._size = raw, size
+        self._taken = 0
+        self.damage = ""
+        self._pending: list[bytes] = []
+        head = self._take()
+        self._chunks = self._unpack(head)
+
+    def read(self, size: int) -> bytes:
+        """About *size* bytes; empty only at the end. Never raises for damaged data: see ``damage``."""
+        gathered, total = self._pending, sum(map(len, self._pending))
+        self._pending = []
+        while total < size and (chunk := next(self._chunks, b"")):
+            gathered.append(chunk)
+            total += len(chunk)
+        return b"".join(gathered)
+
+    def peek(self, size: int) -> bytes:
+        """The next *size* bytes or so, which ``read`` will return again."""
+        text = self.read(size)
+        self._pending = [text]
+        return text
+
+    def _take(self) -> bytes:
+        data = self._raw.read(READ_BYTES)
+        self._taken += len(data)
+        return data
+
+    def _stopped(self, why: str) -> None:
+        share = f" at {self._taken / self._size:.0%} of the file" if 0 < self._taken < self._size else ""
+        self.damage = f"{why}{share}"
+
+    def _unpack(self, head: bytes) -> Iterator[bytes]:
+        supply = self._supply(head)
+        if head.startswith(GZIP):
+            return self._gunzip(supply)
+        if head.startswith(ZSTD):
+            return self._unzstd(supply)
+        return supply
+
+    def _supply(self, head: bytes) -> Iterator[bytes]:
+        data = head
+        while data:
+            yield data
+            try:
+                data = self._take()
+            except STORAGE_ERRORS as error:
+                self._stopped(f"reading failed ({_first_line(error)})")
+                return
+
+    def _gunzip(self, supply: Iterator[bytes]) -> Iterator[bytes]:
+        """Members of a gzip file one after the other, each as far as it goes."""
+        engine = isal_zlib.decompressobj(wbits=31)
+        unfinished = False
+        for data in supply:
+            rest = data
+            while rest:
+                try:
+                    text = engine.decompress(rest, 4 * READ_BYTES)
+                except (isal_zlib.error, zlib.error) as error:
+                    self._stopped(f"damaged gzip data ({_first_line(error)})")
+                    return
+                if text:
+                    yield text
+                unfinished = not engine.eof
+                rest = engine.unconsumed_tail if unfinished else engine.unused_data.lstrip(b"\0")
+                if engine.eof:
+                    if rest and not rest.startswith(GZIP):
+                        return
+                    engine = isal_zlib.decompressobj(wbits=31)
+        while unfinished and (text := engine.decompress(b"", 4 * READ_BYTES)):
+            yield text
+        if unfinished and not engine.eof:
+            self.damage = self.damage or "the gzip data is cut off"
+
+    def _unzstd(self, supply: Iterator[bytes]) -> Iterator[bytes]:
+        reader = zstandard.ZstdDecompressor().stream_reader(_Feed(supply), read_across_frames=True)
+        while True:
+            try:
+                text = reader.read(4 * READ_BYTES)
+            except zstandard.ZstdError as error:
+                self._stopped(f"damaged zstd data ({_first_line(error)})")
+                return
+            if not text:
+                return
+            yield text
+
+
+class _Feed:
+    """An iterator of byte strings as the file object zstandard wants."""
+
+    def __init__(self, supply: Iterator[bytes]) -> None:
+        self._supply, self._rest = supply, b""
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._rest or next(self._supply, b"")
+        self._rest = data[size:] if size >= 0 else b""
+        return data[:size] if size >= 0 else data
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def open_text(source: Source) -> Iterator[PlainText]:
+    """The plain text of *source*; raises one of ``STORAGE_ERRORS`` when it cannot even be opened."""
+    with open_binary(source.path) as raw:
+        if not source.member:
+            yield PlainText(raw, source.bytes)
+            return
+        with zipfile.ZipFile(raw) as archive, archive.open(source.member) as member:
+            yield PlainText(member, archive.getinfo(source.member).file_size)
+
+
+def zip_members(path: str) -> list[tuple[str, int]]:
+    """(name, unpacked size) of the files in an archive."""
+    with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:
+        return [(entry.filename, entry.file_size) for entry in archive.infolist() if not entry.is_dir()]
+

@@ -1,0 +1,127 @@
+"""Reading damaged text: what a strict decoder refuses is repaired, salvaged field by field, or counted as dropped.
+
+Only the few chunks that fail come here, so clarity beats speed; still linear in the size of the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ddiag.ingest.events import CollectiveArgs, CompleteCollective, Event, decode, one_event, raw_array
+
+DECODE_ERRORS = (msgspec.DecodeError, RecursionError)
+"""``DecodeError`` covers wrong types as well; a bomb of brackets ends in ``RecursionError``."""
+
+BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
+_STRING_OR_NOT_FINITE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
+_CONTROL_TO_SPACE = bytes(32 if code < 32 else code for code in range(256))
+_MAX_NESTED_PIECES = 8
+"""An event is rejoined from at most this many pieces when its arguments hold objects in lists."""
+
+
+def repair(text: bytes) -> bytes:
+    """Make *text* decodable where only its spelling is wrong: bad UTF-8, control characters, NaN and Infinity."""
+    clean = text.decode("utf-8", "replace").encode()
+    clean = clean.translate(_CONTROL_TO_SPACE)
+    return _STRING_OR_NOT_FINITE.sub(_null_unless_string, clean)
+
+
+def _null_unless_string(match: re.Match[bytes]) -> bytes:
+    found = match.group()
+    return found if found.startswith(b'"') else b"null"
+
+
+def decode_tolerantly(items: bytes) -> tuple[list[Event], int]:
+    """Decode *items* (events separated by commas, no brackets): the events, and how many were dropped."""
+    clean = repair(items)
+    try:
+        return decode(b"[" + clean + b"]"), 0
+    except DECODE_ERRORS:
+        pass
+    try:
+        pieces = [bytes(raw) for raw in raw_array.decode(b"[" + clean + b"]")]
+    except DECODE_ERRORS:
+        return _resynchronise(clean)
+    events = [event for piece in pieces if (event := _one(piece)) is not None]
+    return events, len(pieces) - len(events)
+
+
+def _one(text: bytes) -> Event | None:
+    try:
+        return one_event.decode(text)
+    except DECODE_ERRORS:
+        return _salvage(text)
+
+
+def _salvage(text: bytes) -> Event | None:
+    """Keep the usable fields of one event whose fields have unexpected types."""
+    try:
+        fields = msgspec.json.decode(text)
+    except DECODE_ERRORS:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    kept = {key: value for key, value in fields.items() if isinstance(value, (str, int, float)) and value is not True}
+    for key in ("name", "ph", "cat"):
+        if key in kept:
+            kept[key] = str(kept[key])
+    if isinstance(arguments := fields.get("args"), dict):
+        kept["args"] = _usable_args(arguments)
+    try:
+        return msgspec.convert(kept, _kind_of(kept))
+    except (msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _kind_of(fields: dict[str, object]) -> type[Event]:
+    """Without a phase an event is usable only if it says how long it took."""
+    if "ph" not in fields and "ts" in fields and "dur" in fields:
+        fields["ph"] = "X"
+    return one_event.type if fields.get("ph") != "X" else CompleteCollective
+
+
+def _usable_args(arguments: dict[str, object]) -> dict[str, object]:
+    wanted = set(CollectiveArgs.__struct_encode_fields__) - {"Input Dims", "Input type"}
+    usable: dict[str, object] = {
+        key: value for key, value in arguments.items() if key in wanted and isinstance(value, (str, int, float))
+    }
+    for key in ("Input Dims", "Input type"):
+        if isinstance(arguments.get(key), list):
+            usable[key] = msgspec.Raw(msgspec.json.encode(arguments[key]))
+    return usable
+
+
+def _resynchronise(text: bytes) -> tuple[list[Event], int]:
+    """Text that is not JSON throughout: decode what stands between two event boundaries, skip the rest."""
+    events: list[Event] = []
+    dropped = 0
+    pieces = _pieces(text)
+    at = 0
+    while at < len(pieces):
+        event, used = _join_and_decode(pieces, at)
+        if event is None:
+            dropped += 1
+        else:
+            events.append(event)
+        at += used
+    return events, dropped
+
+
+def _pieces(text: bytes) -> list[bytes]:
+    start = text.find(b"{")
+    return [] if start < 0 else BETWEEN_EVENTS.split(text[start + 1 :].rstrip(b" \t\r\n,]").removesuffix(b"}"))
+
+
+def _join_and_decode(pieces: list[bytes], at: int) -> tuple[Event | None, int]:
+    """The event that begins at piece *at*, rejoined from as many pieces as its nested objects tore it into."""
+    text = b"{" + pieces[at] + b"}"
+    for used in range(1, _MAX_NESTED_PIECES + 1):
+        event = _one(text)
+        if event is not None:
+            return event, used
+        if at + used >= len(pieces):
+            break
+        text = text + b",{" + pieces[at + used] + b"}"
+    return None, 1
