@@ -1,8 +1,8 @@
 """Signals for tests: one healthy job, of which a test changes what it is about.
 
 The healthy job: 4 + 4 H100 on two hosts, bf16, 200 ms per step, 5 steady steps, 2 % input wait, 6 % exposed
-communication, nobody late. It holds *every* family, also those that seldom occur together (buckets and shard units: hybrid sharding
-does it), so that every rule really runs on it::
+communication, nobody late. It holds *every* family, also those that seldom occur together (buckets and shard units:
+hybrid sharding does it), so that every rule really runs on it::
 
     make_signals()  # nothing wrong
     make_signals(input_wait=None)  # the evidence has no loader spans
@@ -77,7 +77,7 @@ def _made(override: Any, build: Any) -> Any:
 
 def _builder(name: str, shape: Shape) -> Any:
     build = getattr(time, name, None) or getattr(device, name)
-    return build if name in ("precision", "python_overhead") else partial(build, shape)
+    return build if name == "python_overhead" else partial(build, shape)
 
 
 def _budget(shape: Shape, derived: Given, given: Given) -> object:

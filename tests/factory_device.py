@@ -27,7 +27,7 @@ H100_BYTES = 85_017_493_504
 def grad_buckets(shape: Shape, given: Given) -> GradBuckets:
     """Shorthands: ``bytes`` of each bucket, ``count``."""
     size, count = given.pop("bytes", 25 * MIB), given.pop("count", 40)
-    exposed = given.get("exposed_ms", 4.0)
+    exposed = given.get("exposed_ms", shape.scaled(4.0))
     rows = [
         {
             "index": k,
@@ -60,7 +60,10 @@ def grad_buckets(shape: Shape, given: Given) -> GradBuckets:
 def shard_units(shape: Shape, given: Given) -> ShardUnits:
     """Shorthands: ``bytes`` of each gathered unit, ``count``."""
     size, count = given.pop("bytes", 200 * MIB), given.pop("count", 32)
-    gather, scatter = given.get("gather_exposed_ms", 2.0), given.get("scatter_exposed_ms", 1.0)
+    gather, scatter = (
+        given.get("gather_exposed_ms", shape.scaled(2.0)),
+        given.get("scatter_exposed_ms", shape.scaled(1.0)),
+    )
     rows = [
         {"op": "all_gather", "bytes": size, "count_per_step": 2.0 * count, "dur_ms": 60.0, "exposed_ms": gather},
         {"op": "reduce_scatter", "bytes": size, "count_per_step": float(count), "dur_ms": 30.0, "exposed_ms": scatter},
@@ -98,7 +101,7 @@ def copies(shape: Shape, given: Given) -> Copies:
     """16 MiB of pinned input per step at 50 GB/s. Shorthands: ``pinned``, ``d2h_bytes``."""
     pinned, d2h_bytes = given.pop("pinned", True), given.pop("d2h_bytes", 4096)
     total, h2d, d2h = given.get("bytes_per_step", 16 * MIB), given.get("h2d_gbps", 50.0), given.get("d2h_gbps", 48.0)
-    exposed = given.get("exposed_ms", 0.4)
+    exposed = given.get("exposed_ms", shape.scaled(0.4))
     rows = [
         {"direction": direction, "pinned": pinned, "count_per_step": 4.0, "bytes_per_step": size}
         | {"ms_per_step": size / (gbps or 1.0) / 1e6, "gbps": gbps, "exposed_ms": lost}
@@ -123,7 +126,7 @@ def kernel_mix(shape: Shape, given: Given) -> KernelMix:
     """Shorthands: ``slowdown={rank: factor}``, ``ms={kernel_class: ms_per_step}`` replacing the healthy mix."""
     slowdown = given.pop("slowdown", {})
     healthy = {"gemm": 130.0, "attention": 24.0, "norm": 6.0, "elementwise": 12.0, "optimizer": 6.0, "softmax": 2.0}
-    mix: dict[str, float] = given.pop("ms", healthy)
+    mix: dict[str, float] = given.pop("ms", {name: shape.scaled(ms) for name, ms in healthy.items()})
     total = sum(mix.values())
     rows = [
         {"kernel_class": name, "ms_per_step": ms, "share": ms / total, "count_per_step": 300.0, "median_us": 40.0}
@@ -143,9 +146,9 @@ def kernel_mix(shape: Shape, given: Given) -> KernelMix:
     return KernelMix(**{**default, **given})
 
 
-def precision(given: Given) -> Precision:
+def precision(shape: Shape, given: Given) -> Precision:
     """Shorthand: ``ms={precision: ms_per_step}``."""
-    mix: dict[str, float] = given.pop("ms", {"bf16": 128.0, "tf32": 2.0})
+    mix: dict[str, float] = given.pop("ms", {"bf16": shape.scaled(128.0), "tf32": shape.scaled(2.0)})
     total = sum(mix.values())
     rows = [
         {"precision": name, "ms_per_step": ms, "share": ms / total, "example": f"gemm_{name}"}
@@ -174,7 +177,7 @@ def attention(shape: Shape, given: Given) -> Attention:
 
 
 def optimizer_step(shape: Shape, given: Given) -> OptimizerStep:
-    cost = given.get("ms_per_step", 6.0)
+    cost = given.get("ms_per_step", shape.scaled(6.0))
     default = {
         "name": "AdamW",
         "implementation": "fused",
@@ -188,7 +191,7 @@ def optimizer_step(shape: Shape, given: Given) -> OptimizerStep:
 
 def recompute(shape: Shape, given: Given) -> Recompute:
     """Checkpointing that earns its cost: the memory it frees is in use."""
-    cost = given.get("ms_per_step", 30.0)
+    cost = given.get("ms_per_step", shape.scaled(30.0))
     default = {
         "ms_per_step": cost,
         "share": cost / shape.step_ms,

@@ -32,7 +32,8 @@ PARTS = {
     "host_ms": 2.0,
     "idle_ms": 1.0,
 }
-"""Healthy exposed parts of a 200 ms step; compute is the rest."""
+"""Healthy exposed parts of a 200 ms step, shorter in a shorter one; compute is the rest."""
+HEALTHY_STEP_MS = 200.0
 
 Given = dict[str, Any]
 PerRank = float | Mapping[int, float]
@@ -57,12 +58,13 @@ def budget_table(
     unknown = set(parts) - set(PARTS)
     if unknown:
         raise TypeError(f"not a part of the step: {', '.join(sorted(unknown))}")
+    healthy_parts = {name: ms * step_ms / HEALTHY_STEP_MS for name, ms in PARTS.items()}
     rows, clock = [], EPOCH_NS
     for step in range(warmup + steps):
         steady = step >= warmup
         length = 0.0
         for rank in members:
-            row = {name: of_rank(parts.get(name, healthy), rank, healthy) for name, healthy in PARTS.items()}
+            row = {name: of_rank(parts.get(name, healthy), rank, healthy) for name, healthy in healthy_parts.items()}
             rest = step_ms - sum(row.values())
             row["compute_ms"] = rest if compute is None else of_rank(compute, rank, rest)
             row["compute_ms"] += 0.0 if steady else 4 * step_ms
@@ -86,6 +88,10 @@ class Shape:
     steps: int
     step_ms: float
     on_device: bool
+
+    def scaled(self, ms: float) -> float:
+        """*ms* of the healthy step, in this one."""
+        return ms * self.step_ms / HEALTHY_STEP_MS
 
     @property
     def distributed(self) -> bool:
@@ -143,9 +149,9 @@ def step_budget(shape: Shape, given: Given, derived: Given) -> StepBudget:
 
 def input_wait(shape: Shape, given: Given) -> InputWait:
     """Shorthands: ``stall_by_rank={3: 60.0}`` (the others keep ``stall_ms``)."""
-    stall = given.get("stall_ms", 4.0)
+    stall = given.get("stall_ms", shape.scaled(4.0))
     by_rank = given.pop("stall_by_rank", {})
-    wait = given.get("wait_ms", max(5.0, stall * 1.1))
+    wait = given.get("wait_ms", max(shape.scaled(5.0), stall * 1.1))
     per_rank = [
         {
             "rank": r,
@@ -173,7 +179,7 @@ def input_wait(shape: Shape, given: Given) -> InputWait:
 
 
 def host_launch(shape: Shape, given: Given) -> HostLaunch:
-    gap = given.get("launch_gap_ms", 2.0)
+    gap = given.get("launch_gap_ms", shape.scaled(2.0))
     default = {
         "launches_per_step": 2400.0,
         "median_kernel_us": 40.0,
@@ -188,9 +194,16 @@ def host_launch(shape: Shape, given: Given) -> HostLaunch:
 def sync_points(shape: Shape, given: Given) -> SyncPoints:
     """Shorthands: ``op``, ``where``; one row per rank is made from the scalars."""
     op, where = given.pop("op", "aten::item"), given.pop("where", "")
-    stall, count = given.get("stall_ms", 0.6), given.get("count_per_step", 1.0)
+    stall, count = given.get("stall_ms", shape.scaled(0.6)), given.get("count_per_step", 1.0)
     rows = [
-        {"rank": r, "op": op, "where": where, "count_per_step": count, "wait_ms": stall + 1.0, "stall_ms": stall}
+        {
+            "rank": r,
+            "op": op,
+            "where": where,
+            "count_per_step": count,
+            "wait_ms": stall + shape.scaled(1.0),
+            "stall_ms": stall,
+        }
         for r in shape.ranks
     ]
     default = {
@@ -205,9 +218,9 @@ def sync_points(shape: Shape, given: Given) -> SyncPoints:
 def collectives(shape: Shape, given: Given) -> Collectives:
     """40 all-reduces of 25 MiB per step, 12 of 52 ms exposed. Shorthands: ``count_per_step``, ``bytes``."""
     count, size = given.pop("count_per_step", 40), given.pop("bytes", 25 * MIB)
-    exposed, overlapped = given.get("exposed_ms", 12.0), given.get("overlapped_ms", 40.0)
+    exposed, overlapped = given.get("exposed_ms", shape.scaled(12.0)), given.get("overlapped_ms", shape.scaled(40.0))
     total = given.get("comm_ms", exposed + overlapped)
-    wait, each = min(2.0, exposed) / count, total / count
+    wait, each = min(shape.scaled(2.0), exposed) / count, total / count
     seconds = (each - wait) / 1e3
     n = len(shape.ranks)
     algbw = size / seconds / 1e9
@@ -279,7 +292,7 @@ def late_ranks(shape: Shape, given: Given) -> LateRanks:
         elif late:
             row.update({"blame_share": 0.1 / (n - 1), "last_count": 0, "steps_last": 0.0, "p_value": 1.0})
         rows.append(row)
-    wait = given.get("wait_ms_per_step", 40.0 if late else 2.0)
+    wait = given.get("wait_ms_per_step", shape.scaled(40.0 if late else 2.0))
     default = {
         "table": frame(rows),
         "wait_ms_per_step": wait,
