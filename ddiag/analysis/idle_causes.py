@@ -66,7 +66,7 @@ def _gaps(idle: Intervals, work: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(
         late=pl.when(pl.Series(following >= work.height))
         .then(pl.lit(True if recorded else None, dtype=pl.Boolean))
-        .otherwise(launched > table["start_ns"])
+        .otherwise(launched >= table["start_ns"])
     )
 
 
@@ -90,7 +90,7 @@ def _sync(calls: pl.DataFrame, idle: Intervals, busy: Intervals, work: pl.DataFr
 def _lead_regained(after: Times, work: pl.DataFrame) -> Times:
     """For each time: start of the first work launched later that had to queue; of the next work without launches.
 
-    Where nothing follows, the time itself: a call at the very end stalls nothing.
+    Where nothing follows, time 0: a call at the very end stalls nothing.
     """
     launched = work.filter(pl.col("launch_start_ns").is_not_null()).sort("launch_start_ns")
     if launched.is_empty():
@@ -100,10 +100,10 @@ def _lead_regained(after: Times, work: pl.DataFrame) -> Times:
         issue, start = times(launched, "launch_start_ns"), times(launched, "start_ns")
         queued = start - issue > _LEAD_NS
     if not issue.size:
-        return after
+        return np.zeros_like(after)
     leads = np.append(start[queued], start.max())
     found = leads[np.searchsorted(issue[queued], after, side="left")]
-    return np.where(after > issue[-1], after, np.maximum(found, after))
+    return np.where(after > issue[-1], 0, np.maximum(found, after))
 
 
 def _at_idle(idle: Intervals, amount: Times) -> Times:
