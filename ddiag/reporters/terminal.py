@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddiag.model.run import Run
-from ddiag.model.signals import Signals, StepBudget
+from ddiag.model.signals import FAMILIES, Signals, StepBudget
 from ddiag.plots.numbers import percent, span
 from ddiag.reporters import step_bars
 from ddiag.reporters.glyphs import ASCII, UNICODE, Glyphs
@@ -27,6 +28,7 @@ from ddiag.reporters.words import (
 )
 from ddiag.rulekit.diagnosis import Diagnosis, Status
 from ddiag.rulekit.finding import Abstention, Evidence, Finding, Role, Severity
+from ddiag.rulekit.runner import family_words
 
 TWO_COLUMNS_FROM = 150
 """Terminal width from which the step budget stands beside the findings."""
@@ -42,6 +44,8 @@ STYLES = {
     Status.CRASHED: "bold red",
     Status.INCONCLUSIVE: "bold cyan",
 }
+_FAMILY_WORDS = frozenset(family_words(family) for family in FAMILIES)
+_TRAILING = re.compile(r"(?:\x1b\[[0-9;]*m| )+$")
 ColorSystem = Literal["standard", "256", "truecolor"]
 
 
@@ -76,7 +80,7 @@ class TerminalReporter:
         )
         console.print(self._page(diagnosis, signals))
         text = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO from above
-        return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+        return "\n".join(_without_trailing_blanks(line) for line in text.splitlines()) + "\n"
 
     def _page(self, diagnosis: Diagnosis, signals: Signals) -> RenderableType:
         wide = self.width >= TWO_COLUMNS_FROM
@@ -171,7 +175,7 @@ class TerminalReporter:
             tag = Text(f"{self.glyphs.branch} " if consequence else "", "dim").append_text(self._tag(finding))
             title = Text(clean(finding.title))
             if consequence:
-                title.append(f" (explained by {finding.explained_by})", "dim")
+                title.append(f" (due to {finding.explained_by})", "dim")
             ms, share = finding.cost.ms_per_step, finding.cost.step_share
             table.add_row(tag, title, "" if ms is None else span(ms), "" if share is None else percent(share))
         if len(findings) > MOST_OTHERS:
@@ -202,13 +206,18 @@ class TerminalReporter:
     def _could_not(self, abstentions: tuple[Abstention, ...]) -> str:
         if not abstentions:
             return ""
-        needs = list(dict.fromkeys(need for a in abstentions if len(a.needs) for need in a.needs if len(need) < 24))
-        want = f" for want of {', '.join(needs[:6])}{', …' if len(needs) > 6 else ''}" if needs else ""
+        missing = [need for need in dict.fromkeys(n for a in abstentions for n in a.needs) if need in _FAMILY_WORDS]
+        listed = ", ".join(missing[:6]) + (f", {self.glyphs.ellipsis}" if len(missing) > 6 else "")
         rules = "1 rule" if len(abstentions) == 1 else f"{len(abstentions)} rules"
-        return f"{rules} could not judge{want}; the report says what to record."
+        return f"{rules} could not judge{f' (missing: {listed})' if missing else ''}; the report says what to record."
 
     def _title(self, words: str) -> Text:
         return Text(words.upper(), "bold")
 
     def _more(self, hidden: int, total: int) -> str:
         return f"{self.glyphs.ellipsis} {number(hidden)} more of {number(total)}"
+
+
+def _without_trailing_blanks(line: str) -> str:
+    """*line* without blanks at its end, also between the codes that end its styles."""
+    return _TRAILING.sub(lambda end: end[0].replace(" ", ""), line)
