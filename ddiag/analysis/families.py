@@ -30,7 +30,10 @@ from ddiag.model.signals import Signals
 
 
 def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
-    """All signal families that the facts of *run* can give, over the steps first … last if given."""
+    """All signal families that the facts of *run* can give.
+
+    *steps* (first, last, both included) makes exactly these steps the steady ones; UsageError when none was recorded.
+    """
     facts = job_facts(run)
     windows = find_steps(run) if steps is None else only(find_steps(run), *steps)
     acts = activity(run)

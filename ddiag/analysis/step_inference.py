@@ -55,23 +55,16 @@ def _loader_starts(run: Run) -> pl.DataFrame:
 
 
 def _repeating_kernels(run: Run) -> pl.DataFrame:
-    """Starts of the period of the busiest compute stream; only where the work is training or nothing says it is not.
-
-    A single forward pass repeats its layers, which are no steps: without any backward operator the device sequence is
-    believed only when no operators were recorded at all.
-    """
-    operators = of_kind(run.table("ops"), "op")
-    if not operators.is_empty() and where_name(operators, lambda name: bool(_BACKWARD.search(name))).is_empty():
-        return _marks(operators.clear())
+    """Starts of the period of the busiest compute stream."""
     kernels = of_kind(run.table("kernels"), "compute")
     load = kernels.group_by("rank", "device", "stream").len().sort("len", descending=True)
     busiest = load.unique("rank", keep="first").select("rank", "device", "stream")
-    return _periodic(kernels.join(busiest, on=["rank", "device", "stream"]), pl.col("name").cast(pl.String))
+    return _periodic(run, kernels.join(busiest, on=["rank", "device", "stream"]), pl.col("name").cast(pl.String))
 
 
 def _repeating_collectives(run: Run) -> pl.DataFrame:
     calls = run.table("collectives")
-    return _periodic(calls, pl.concat_str(["group", "op", "bytes_in"], separator="/", ignore_nulls=True))
+    return _periodic(run, calls, pl.concat_str(["group", "op", "bytes_in"], separator="/", ignore_nulls=True))
 
 
 _FINDERS: dict[str, Callable[[Run], pl.DataFrame]] = {
@@ -83,7 +76,15 @@ _FINDERS: dict[str, Callable[[Run], pl.DataFrame]] = {
 }
 
 
-def _periodic(frame: pl.DataFrame, label: pl.Expr) -> pl.DataFrame:
+def _periodic(run: Run, frame: pl.DataFrame, label: pl.Expr) -> pl.DataFrame:
+    """Starts of each rank's period; none where the repetition need not be steps.
+
+    A single forward pass repeats its layers: without any backward operator a sequence is believed only when no
+    operators were recorded at all.
+    """
+    operators = of_kind(run.table("ops"), "op")
+    if not operators.is_empty() and where_name(operators, lambda name: bool(_BACKWARD.search(name))).is_empty():
+        return _marks(frame.clear())
     rows = []
     for (rank,), mine in frame.sort("rank", "start_ns").group_by("rank", maintain_order=True):
         codes = mine.select(label.rank("dense").cast(pl.Int64)).to_series().to_numpy()
