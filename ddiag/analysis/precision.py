@@ -50,7 +50,7 @@ _BY_TEXT: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("fp8", r"(?i)e4m3|e5m2|fp8|float8|_f8|mxfp4xmxfp4|nvfp4"),
         ("int8", r"(?i)imma|i8816|i16832|i16864|int8|_s8_|s8s8|_i8_"),
         ("bf16", r"(?i)bf16|bfloat16"),
-        ("fp16", r"(?i)fp16|(?:^|[^a-z])f16|half|hgemm|h884|h1688|h16816|884(?:gemm|cudnn)|s161616gemm"),
+        ("fp16", r"(?i)fp16|(?:^|[^a-z])f16|half|hgemm|h884|h1688|h16816|(?<!d)884(?:gemm|cudnn)|s161616gemm"),
         ("fp64", r"(?i)dgemm|d884|zgemm|<double|double,|[^a-z]f64"),
         ("tf32", r"s1688"),
         ("fp32", r"(?i)sgemm|scudnn|simt_s|cgemm|convolve_sgemm|f32f32_f32f32|fp32"),
