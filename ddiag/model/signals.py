@@ -182,8 +182,9 @@ class GradBuckets:
     """Gradient reductions of data parallelism (DDP buckets)."""
 
     table: Table
-    """rank-independent, in launch order: index, bytes, dur_ms, transfer_ms, exposed_ms, start_offset_ms (from the start
-    of backward), ready_after_ms; means over steady steps."""
+    """rank-independent, in launch order: index, bytes, dur_ms, transfer_ms, exposed_ms (waiting for late ranks left out
+    where it is known), start_offset_ms (from the start of backward), ready_after_ms; means over steady steps. Bytes and
+    the byte figures below are 0 when the evidence has no sizes: advice by size is then impossible."""
     count_per_step: float
     reductions_per_optimizer_step: float
     total_bytes: int
@@ -203,6 +204,8 @@ class GradBuckets:
     """Backward passes per optimizer step."""
     synced_backwards: int = 1
     """Of those, how many reduced gradients."""
+    issued: str = "backward"
+    """backward: by hooks while backward runs (overlap is possible); after_backward: once backward has ended."""
 
 
 @dataclass(frozen=True)

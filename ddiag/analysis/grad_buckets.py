@@ -1,0 +1,252 @@
+"""Gradient reductions of data parallelism: the buckets of DDP and its like, or a loop of all-reduces after backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from ddiag.analysis.activity import RankActivity
+from ddiag.analysis.backward import MIN_GRADIENT_BYTES, Backward, backward
+from ddiag.analysis.bandwidth import LatencyBandwidth, fit_latency_bandwidth
+from ddiag.analysis.bucket_model import BucketAdvice, ReadyCurve, advise
+from ddiag.analysis.intervals import Intervals, covered, subtract, union
+from ddiag.analysis.launched import device_passes
+from ddiag.analysis.names import times
+from ddiag.analysis.shard_units import sharding_framework
+from ddiag.analysis.steps import StepWindows
+from ddiag.model.run import Run
+from ddiag.model.signals import Collectives, GradBuckets
+
+MAX_RANKS = 8
+"""Ranks looked at: buckets are the same on all of them."""
+MIN_REPEATS = 3
+"""Times a bucket must recur for its shortest duration to stand for its transfer when ranks could not be matched."""
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+_INTEGERS = r"(?i)^(?:nccl)?(?:c10::)?(?:u?int|long|byte|char|bool|short|i32|i64)"
+
+
+def grad_buckets(
+    run: Run, windows: StepWindows, acts: Mapping[int, RankActivity], collectives: Collectives | None
+) -> GradBuckets | None:
+    """The gradient reductions of steady steps; None where there are none or parameters are sharded."""
+    if collectives is None or sharding_framework(run, collectives):
+        return None
+    seen = [rank for rank in _sample(collectives) if rank in acts]
+    jobs = [job for rank in seen if (job := _rank_job(run, windows, acts[rank], collectives, rank)) is not None]
+    if not jobs:
+        return None
+    calls = pl.concat([job.calls for job in jobs])
+    link = _link(calls)
+    table = _table(calls)
+    curve = _ready_curve(table, jobs)
+    tail_ms, exposed_ms = (float(np.mean([getattr(job, name) for job in jobs])) for name in ("tail_ms", "exposed_ms"))
+    advice = advise(curve, link, exposed_ms) if curve is not None and link is not None else None
+    return _signal(calls, table, jobs, link, advice, tail_ms=tail_ms, exposed_ms=exposed_ms)
+
+
+def _sample(collectives: Collectives) -> list[int]:
+    ranks = collectives.table["rank"].unique().sort().to_list()
+    at = np.unique(np.linspace(0, len(ranks) - 1, min(MAX_RANKS, len(ranks))).round().astype(int))
+    return [int(ranks[k]) for k in at]
+
+
+@dataclass(frozen=True)
+class _RankJob:
+    """Gradient reductions of one rank."""
+
+    calls: pl.DataFrame
+    """Reductions with ``pass`` (which backward), ``index`` (position in it), ``offset_ms`` and ``ready_ms`` from the
+    start of backward on the device, ``cost_ms`` (exposed, without waiting)."""
+    backward_ms: float
+    tail_ms: float
+    exposed_ms: float
+    steps: int
+    optimizer_steps_per_step: float
+    accumulation: int
+    synced: int
+    issued: str
+
+
+def _rank_job(
+    run: Run, windows: StepWindows, act: RankActivity, collectives: Collectives, rank: int
+) -> _RankJob | None:
+    host = backward(run, rank)
+    if not len(host.passes):
+        return None
+    calls, issued = _gradient_calls(collectives.table.filter(pl.col("rank") == rank), host)
+    steady = windows.table.filter(pl.col("steady") & (pl.col("rank") == rank))
+    if calls.is_empty() or steady.is_empty():
+        return None
+    device = device_passes(run, rank, host.passes) if act.on_device else host.passes
+    calls = _placed(calls, host, device)
+    moving = _transfer_spans(calls)
+    alone = subtract(moving, act.compute)
+    start, end = times(steady, "start_ns"), times(steady, "end_ns")
+    step_count = len(start)
+    in_steps = int(
+        np.isin(np.searchsorted(start, host.optimizer[:, 0], side="right"), np.arange(1, step_count + 1)).sum()
+    )
+    accumulation, synced = _accumulation(host, calls["pass"].unique().to_numpy())
+    return _RankJob(
+        calls=calls,
+        backward_ms=float(np.median(np.diff(device[calls["pass"].unique().to_numpy()], axis=1))) / 1e6,
+        tail_ms=float(covered(_after(alone, device, calls), start, end).sum()) / step_count / 1e6,
+        exposed_ms=float(covered(alone, start, end).sum()) / step_count / 1e6,
+        steps=step_count,
+        optimizer_steps_per_step=in_steps / step_count,
+        accumulation=accumulation,
+        synced=synced,
+        issued=issued,
+    )
+
+
+def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, str]:
+    """Reductions issued by hooks of finished gradients; else those between backward and the optimizer step."""
+    calls = calls.filter(
+        pl.col("op").is_in(_REDUCTIONS) & ~pl.col("dtype").fill_null("").str.contains(_INTEGERS)
+    ).with_columns(issued_ns=pl.coalesce("enqueue_ns", "start_ns"))
+    at = times(calls, "issued_ns")
+    hooked = calls.filter(pl.Series(host.during(at), dtype=pl.Boolean) & ~_tiny())
+    if hooked.height:
+        return hooked, "backward"
+    after = calls.filter(pl.Series(host.after(at), dtype=pl.Boolean) & ~_tiny())
+    per_pass = after.height / max(len(host.passes), 1)
+    unsized = after["bytes"].null_count() > 0
+    if unsized and per_pass < 0.5 * host.leaf_count / max(len(host.passes), 1):
+        return after.clear(), ""
+    return after, "after_backward"
+
+
+def _tiny() -> pl.Expr:
+    return (pl.col("bytes") < MIN_GRADIENT_BYTES).fill_null(value=False)
+
+
+def _placed(calls: pl.DataFrame, host: Backward, device: Intervals) -> pl.DataFrame:
+    """Add the backward pass, the position in it, and when it began and was ready, from the start of that pass.
+
+    The moment of issue on the host is carried over to the device in proportion: both traverse the same backward.
+    """
+    calls = calls.sort("issued_ns", "start_ns")
+    at = times(calls, "issued_ns")
+    number = host.pass_of(at)
+    calls, at, number = calls.filter(pl.Series(number >= 0)), at[number >= 0], number[number >= 0]
+    begin, length = device[number, 0], device[number, 1] - device[number, 0]
+    host_begin, host_length = host.passes[number, 0], host.passes[number, 1] - host.passes[number, 0]
+    ready = np.clip((at - host_begin) / np.maximum(host_length, 1), 0.0, 1.0) * length
+    started = times(calls, "start_ns") - begin
+    waited = pl.col("exposed_wait_ms").fill_null(0.0)
+    return calls.with_columns(
+        pl.Series("pass", number),
+        pl.Series("offset_ms", started / 1e6),
+        pl.Series("ready_ms", np.minimum(ready, np.maximum(started, 0)) / 1e6),
+        cost_ms=pl.col("exposed_ms") - waited,
+    ).with_columns(index=pl.int_range(pl.len()).over("pass"), in_pass=pl.len().over("pass"))
+
+
+def _transfer_spans(calls: pl.DataFrame) -> Intervals:
+    """When the reductions moved data; waiting for late ranks left out where it is known."""
+    start, end = times(calls, "start_ns"), times(calls, "end_ns")
+    waited = (calls["wait_ms"].fill_null(0.0).to_numpy() * 1e6).round().astype(np.int64)
+    return union(np.minimum(start + waited, end), end)
+
+
+def _after(alone: Intervals, device: Intervals, calls: pl.DataFrame) -> Intervals:
+    """The part of *alone* between the end of a reducing pass and the beginning of the next pass."""
+    reducing = calls["pass"].unique().sort().to_numpy()
+    begins = np.append(device[1:, 0], np.iinfo(np.int64).max)
+    gaps = np.column_stack((device[reducing, 1], begins[reducing]))
+    gaps = gaps[gaps[:, 1] > gaps[:, 0]]
+    return subtract(alone, subtract(alone, union(gaps[:, 0], gaps[:, 1])))
+
+
+def _accumulation(host: Backward, reducing: Intervals) -> tuple[int, int]:
+    """(backward passes, reducing backward passes) per optimizer step: medians between consecutive optimizer steps."""
+    starts = host.optimizer[:, 0]
+    if not len(starts):
+        return 1, 1
+    epoch = np.searchsorted(starts, host.passes[:, 0], side="right")
+    synced = np.zeros(len(host.passes), dtype=bool)
+    synced[reducing] = True
+    # Passes before the first optimizer step may be cut by the beginning of the capture, those after the last by its
+    # end.
+    whole = range(1, len(starts)) if len(starts) > 1 else range(1)
+    passes = [int((epoch == k).sum()) for k in whole]
+    with_reduction = [int((synced & (epoch == k)).sum()) for k in whole]
+    return max(round(float(np.median(passes))), 1), max(round(float(np.median(with_reduction))), 1)
+
+
+def _link(calls: pl.DataFrame) -> LatencyBandwidth | None:
+    """Latency and bandwidth of one reduction from pure transfers; without them from the shortest of each size."""
+    sized = calls.filter(pl.col("bytes") > 0)
+    whole = sized.filter(
+        pl.col("transfer_ms").is_not_null() & (pl.col("ranks_matched") == pl.col("group_size")).fill_null(value=False)
+    )
+    if whole.height:
+        return fit_latency_bandwidth(whole["bytes"].to_list(), whole["transfer_ms"].to_list())
+    shortest = sized.group_by("bytes").agg(pl.len().alias("n"), pl.col("dur_ms").min())
+    shortest = shortest.filter(pl.col("n") >= MIN_REPEATS)
+    return fit_latency_bandwidth(shortest["bytes"].to_list(), shortest["dur_ms"].to_list())
+
+
+def _table(calls: pl.DataFrame) -> pl.DataFrame:
+    """Means by position over the passes that have the usual number of reductions."""
+    usual = calls.unique(["rank", "pass"])["in_pass"].mode().max()
+    return (
+        calls.filter(pl.col("in_pass") == usual)
+        .group_by("index")
+        .agg(
+            pl.col("bytes").median().fill_null(0).cast(pl.Int64),
+            pl.col("dur_ms").mean(),
+            pl.col("transfer_ms").mean(),
+            pl.col("cost_ms").mean().alias("exposed_ms"),
+            pl.col("offset_ms").mean().alias("start_offset_ms"),
+            pl.col("ready_ms").mean().alias("ready_after_ms"),
+        )
+        .sort("index")
+    )
+
+
+def _ready_curve(table: pl.DataFrame, jobs: list[_RankJob]) -> ReadyCurve | None:
+    """None without sizes, or when gradients are reduced only after backward."""
+    if jobs[0].issued != "backward" or not (table["bytes"] > 0).all():
+        return None
+    ready = np.maximum.accumulate(table["ready_after_ms"].to_numpy())
+    return ReadyCurve(
+        ready, table["bytes"].to_numpy().astype(np.float64), float(np.median([job.backward_ms for job in jobs]))
+    )
+
+
+def _signal(
+    calls: pl.DataFrame,
+    table: pl.DataFrame,
+    jobs: list[_RankJob],
+    link: LatencyBandwidth | None,
+    advice: BucketAdvice | None,
+    *,
+    tail_ms: float,
+    exposed_ms: float,
+) -> GradBuckets:
+    sizes = calls["bytes"].drop_nulls()
+    steps = sum(job.steps for job in jobs)
+    per_step = calls.height / steps
+    per_optimizer_step = float(np.mean([job.optimizer_steps_per_step for job in jobs]))
+    return GradBuckets(
+        table=table,
+        count_per_step=per_step,
+        reductions_per_optimizer_step=per_step / per_optimizer_step if per_optimizer_step > 0 else per_step,
+        total_bytes=round(float(sizes.sum()) / steps),
+        median_bytes=int(np.median(sizes.to_numpy())) if len(sizes) else 0,
+        largest_bytes=int(sizes.to_numpy().max()) if len(sizes) else 0,
+        tail_exposed_ms=tail_ms,
+        exposed_ms=exposed_ms,
+        alpha_us=link.alpha_us if link else None,
+        beta_gbps=link.beta_gbps if link else None,
+        best_bytes=advice.best_bytes if advice else None,
+        predicted_gain_ms=advice.predicted_gain_ms if advice else None,
+        accumulation=max(job.accumulation for job in jobs),
+        synced_backwards=max(job.synced for job in jobs),
+        issued=jobs[0].issued,
+    )
