@@ -10,7 +10,8 @@ import polars as pl
 
 from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.device_work import device_work
-from ddiag.analysis.names import of_kind, where_name
+from ddiag.analysis.intervals import intersect, total
+from ddiag.analysis.names import of_kind, spans_union, where_name
 from ddiag.analysis.optimizer_spans import cpu_optimizer_spans, optimizer_spans, zero_grad_spans
 from ddiag.analysis.steady_work import (
     NS_PER_MS,
@@ -76,7 +77,22 @@ def optimizer_step(run: Run, windows: StepWindows, acts: Mapping[int, RankActivi
         steps_per_optimizer_step=_accumulation(seen.spans, windows),
         skipped_steps=_skipped(checks, seen.spans),
         scaler_checks_per_step=checks.height / steps,
+        starved_ms=_starved_ms(seen.spans, acts, steps) if on_device else None,
     )
+
+
+def _starved_ms(spans: pl.DataFrame, acts: Mapping[int, RankActivity], steps: int) -> float:
+    """Device idle that waited for the host's launches while the host was inside *spans*, per step.
+
+    Host time in the optimizer alone costs nothing: the device often still works off what was launched before.
+    """
+    idle = {rank: act.idle.host for rank, act in acts.items() if act.idle is not None}
+    starved = sum(
+        total(intersect(idle[rank], spans_union(group)))
+        for (rank,), group in spans.group_by("rank")
+        if isinstance(rank, int) and rank in idle
+    )
+    return starved / steps / NS_PER_MS
 
 
 def _evidence(run: Run, windows: StepWindows, work: pl.DataFrame) -> _Evidence:

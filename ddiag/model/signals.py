@@ -322,6 +322,8 @@ class OptimizerStep:
     skipped_steps: int = 0
     """Steps whose update was skipped by the gradient scaler."""
     scaler_checks_per_step: float = 0.0
+    starved_ms: float | None = None
+    """Device idle per step for want of launches while the host was inside the optimizer; None without a device."""
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,12 @@ def _agree(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 
 
 def _merged(cluster: Sequence[Finding]) -> Finding:
-    """The most urgent finding of *cluster*, with everybody's evidence and fixes."""
-    first, others = cluster[0], cluster[1:]
-    if not others:
-        return first
+    """The most urgent finding of *cluster*, the more special where equal, with everybody's evidence and fixes."""
+    if len(cluster) == 1:
+        return cluster[0]
+    first = min((f for f in cluster if _as_urgent(f, cluster[0])), key=lambda f: -_number(f.rule))
+    others = [finding for finding in cluster if finding is not first]
+    cluster = [first, *others]
     return dataclasses.replace(
         first,
         confidence=min((f.confidence for f in cluster), key=list(Confidence).index),
@@ -81,6 +83,19 @@ def _merged(cluster: Sequence[Finding]) -> Finding:
         references=_distinct(reference for f in cluster for reference in f.references),
         also_seen_by=tuple(sorted(f.rule for f in others)),
     )
+
+
+def _as_urgent(finding: Finding, most: Finding) -> bool:
+    """As severe as the most urgent one, and (within two per cent) as costly: the same loss."""
+    if finding.severity is not most.severity:
+        return False
+    cost, highest = finding.cost.ms_per_step or 0.0, most.cost.ms_per_step or 0.0
+    return abs(cost - highest) <= 0.02 * highest
+
+
+def _number(rule: str) -> int:
+    """402 of DD402; a family is numbered from the general (DD101: the loader stalls) to the special (DD102: why)."""
+    return int("".join(filter(str.isdigit, rule)) or 0)
 
 
 def _all_evidence(cluster: Sequence[Finding]) -> tuple[Evidence, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddiag.model.signals import JobFacts, StepBudget
-from ddiag.rulekit.finding import Confidence
+from ddiag.rulekit.cost import severity_for
+from ddiag.rulekit.finding import Confidence, Severity
 
 ENOUGH_STEPS = 3
 """Steady steps from which a repeated figure is more than an accident."""
@@ -24,6 +25,12 @@ def confidence_for(
         level += 1
     levels = list(Confidence)
     return levels[min(max(level, levels.index(at_most)), 2)]
+
+
+def severity_over_steps(share: float, budget: StepBudget, *, warning: float, critical: float) -> Severity:
+    """:func:`severity_for`, but one step alone, which may be an odd one, is never critical."""
+    severity = severity_for(share, warning=warning, critical=critical)
+    return Severity.WARNING if severity is Severity.CRITICAL and budget.n_steps < 2 else severity
 
 
 def over_steps(budget: StepBudget) -> str:

@@ -30,10 +30,9 @@ from ddiag.rulekit import (
     Rule,
     View,
     human_bytes,
-    severity_for,
     step_cost,
 )
-from ddiag.rulekit.quality import confidence_for, over_steps
+from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD1001",
@@ -91,7 +90,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"offloaded {what} leaves the device waiting for copies for {exposed_ms:.1f} ms per step "
         f"({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.exposed_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.exposed_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where=f"{what} offload"),
         evidence=(

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import Copies, JobFacts, OptimizerStep, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD1002",
@@ -54,7 +54,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     name = update.name if update is not None and update.name else "the optimizer"
     yield Finding(
         title=f"{name} runs on the CPU: the device idles {cpu_ms:.1f} ms per step ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.cpu_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.cpu_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where="CPU optimizer"),
         evidence=(

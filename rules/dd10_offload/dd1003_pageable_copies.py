@@ -28,13 +28,11 @@ from ddiag.rulekit import (
     Evidence,
     Finding,
     Rule,
-    Severity,
     View,
     human_bytes,
-    severity_for,
     step_cost,
 )
-from ddiag.rulekit.quality import confidence_for, over_steps
+from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD1003",
@@ -78,11 +76,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     share = exposed_ms / budget.step_ms
     if copies.pageable_share < limits.pageable_share or exposed_ms < limits.exposed_ms or share < limits.exposed_share:
         return
-    severity = severity_for(share, warning=limits.warning_share, critical=limits.critical_share)
     yield Finding(
         title=f"{copies.pageable_share:.0%} of host-device bytes use pageable memory: copies cost {exposed_ms:.1f} ms "
         f"per step ({share:.0%} of the step)",
-        severity=severity if budget.n_steps > 1 or severity is Severity.INFO else Severity.WARNING,
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where="pageable host memory"),
         evidence=(

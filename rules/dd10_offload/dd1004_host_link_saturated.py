@@ -31,10 +31,9 @@ from ddiag.rulekit import (
     Rule,
     View,
     human_bytes,
-    severity_for,
     step_cost,
 )
-from ddiag.rulekit.quality import confidence_for, over_steps
+from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD1004",
@@ -75,7 +74,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"host link busy for {copies.link_busy_share:.0%} of the step{at}; {copies.exposed_ms:.1f} ms per step "
         "of copies stay exposed",
-        severity=severity_for(share, warning=limits.exposed_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.exposed_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, at_most=Confidence.MEDIUM if slow else Confidence.HIGH),
         culprits=Culprits(where="host link"),
         evidence=(

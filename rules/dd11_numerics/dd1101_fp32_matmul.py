@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from ddiag.model.signals import JobFacts, Precision, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD1101",
@@ -88,7 +88,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"{precision.fp32_share:.0%} of matmul time runs in fp32 on {device}: {fp32_ms:.1f} ms per step, of "
         f"which tensor cores would save {gain_ms:.1f} ms or more",
-        severity=severity_for(share, warning=limits.warning_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where=_example(precision)),
         evidence=(

@@ -25,8 +25,8 @@ from statistics import median
 import polars as pl
 
 from ddiag.model.signals import InputWait, JobFacts, LateRanks, PythonOverhead, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD101",
@@ -48,6 +48,8 @@ class Limits:
     """From here the job pays for a quarter of its devices in vain."""
     stall_ms: float = 1.0
     """Below this a stall is the price of calling next() at all."""
+    most_ranks: float = 0.5
+    """Part of the ranks above which the pipeline is to blame rather than those ranks."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
@@ -59,11 +61,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     stall_ms = median(stalls[rank] for rank in starved)
     share = stall_ms / budget.step_ms
-    everybody = len(starved) == len(stalls)
-    who = "every rank" if everybody and len(stalls) > 1 else name_ranks(starved)
+    everybody = len(starved) > limits.most_ranks * len(stalls)
+    who = name_ranks(starved)
+    if everybody and len(stalls) > 1:
+        who = "every rank" if len(starved) == len(stalls) else f"{len(starved)} of {len(stalls)} ranks"
     yield Finding(
         title=f"input pipeline stalls {who} for {stall_ms:.1f} ms per step ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.stall_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(starved), where=wait.iterator or None),
         evidence=_evidence(wait, budget, starved, stall_ms, limits),

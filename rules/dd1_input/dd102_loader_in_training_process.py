@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from ddiag.model.signals import InputWait, JobFacts, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD102",
@@ -47,18 +48,21 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, wait = signals[JobFacts], signals[StepBudget], signals[InputWait]
-    share = wait.stall_ms / budget.step_ms if budget.step_ms > 0 else 0.0
-    if wait.single_process is not True or wait.stall_ms < limits.stall_ms or share < limits.stall_share:
+    stall_ms = median(wait.per_rank["stall_ms"].to_list())
+    share = stall_ms / budget.step_ms if budget.step_ms > 0 else 0.0
+    if wait.single_process is not True or stall_ms < limits.stall_ms or share < limits.stall_share:
         return
     yield Finding(
-        title=f"batches are made in the training process (num_workers=0): the device idles {wait.stall_ms:.1f} ms per "
+        title=f"batches are made in the training process (num_workers=0): the device idles {stall_ms:.1f} ms per "
         f"step ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.stall_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where=wait.iterator or None),
         evidence=(
             Evidence("worker processes", 0, "", None, f"span {wait.iterator or '_SingleProcessDataLoaderIter'}"),
-            Evidence("input stall", round(wait.stall_ms, 3), "ms/step", limits.stall_ms, over_steps(budget)),
+            Evidence(
+                "input stall", round(stall_ms, 3), "ms/step", limits.stall_ms, f"{over_steps(budget)}, median rank"
+            ),
             Evidence("input stall", round(share, 4), "of step", limits.stall_share, "stall / median step"),
             Evidence("time in the loader", round(wait.wait_ms, 3), "ms/step", None, "training thread, mean over ranks"),
         ),
@@ -72,7 +76,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         ),
         verify="`ddiag analyze NEW_TRACES`: the loader span reads _MultiProcessingDataLoaderIter and the input stall "
         f"is below {limits.stall_share:.0%} of the step",
-        cost=step_cost(wait.stall_ms, budget, facts),
+        cost=step_cost(stall_ms, budget, facts),
         why="the loader span names the single-process iterator, and the device is idle inside it",
         doubt=doubts(facts, "with few CPU cores per rank, workers help only as far as there are cores"),
     )

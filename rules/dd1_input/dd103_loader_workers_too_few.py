@@ -22,10 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from ddiag.model.signals import InputWait, JobFacts, PythonOverhead, StepBudget
-from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD103",
@@ -56,23 +57,26 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     period = wait.spike_period
     if wait.single_process or period is None or period < 2 or budget.n_steps < limits.periods * period:
         return
-    share = wait.stall_ms / budget.step_ms
-    if wait.stall_ms < limits.stall_ms or share < limits.stall_share:
+    stall_ms = median(wait.per_rank["stall_ms"].to_list())
+    share = stall_ms / budget.step_ms
+    if stall_ms < limits.stall_ms or share < limits.stall_share:
         return
     overhead = signals.get(PythonOverhead)
     stated = overhead.dataloader_workers if overhead is not None else None
     workers = stated or period
-    needed = math.ceil(workers * budget.step_ms / max(budget.step_ms - wait.stall_ms, 1e-9))
+    needed = math.ceil(workers * budget.step_ms / max(budget.step_ms - stall_ms, 1e-9))
     yield Finding(
-        title=f"loader waits spike every {period} steps: {workers} workers cannot keep up, {wait.stall_ms:.1f} ms per "
+        title=f"loader waits spike every {period} steps: {workers} workers cannot keep up, {stall_ms:.1f} ms per "
         f"step ({share:.0%}) are lost",
-        severity=severity_for(share, warning=limits.stall_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=_confidence(budget, facts, stated, period),
         culprits=Culprits(where=wait.iterator or None),
         evidence=(
             Evidence("waits spike every", period, "steps", None, "autocorrelation of the waits"),
             Evidence("workers", workers, "", needed, "stated" if stated else "taken from the period"),
-            Evidence("input stall", round(wait.stall_ms, 3), "ms/step", limits.stall_ms, over_steps(budget)),
+            Evidence(
+                "input stall", round(stall_ms, 3), "ms/step", limits.stall_ms, f"{over_steps(budget)}, median rank"
+            ),
             Evidence("input stall", round(share, 4), "of step", limits.stall_share, "stall / median step"),
             Evidence("workers needed", needed, "", None, "workers x step / (step - stall)"),
         ),
@@ -84,7 +88,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         ),
         verify=f"`ddiag analyze NEW_TRACES` over {3 * needed}+ steps: no spike period, input stall below "
         f"{limits.stall_share:.0%} of the step",
-        cost=step_cost(wait.stall_ms, budget, facts),
+        cost=step_cost(stall_ms, budget, facts),
         why="a fixed period equal to the number of workers is what a queue drained by its consumer looks like",
         doubt=doubts(facts, "other work with the same period (logging, a metric every N steps) would look alike"),
     )

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import HostLaunch, JobFacts, OptimizerStep, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD201",
@@ -72,7 +72,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"launch-bound: {host.launches_per_step:,.0f} launches per step of kernels around "
         f"{host.median_kernel_us:.1f} µs leave the device idle for {short_ms:.1f} ms ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.gap_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.gap_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where="kernel launches"),
         evidence=(

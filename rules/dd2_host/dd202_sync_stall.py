@@ -25,8 +25,8 @@ from typing import Any
 import polars as pl
 
 from ddiag.model.signals import JobFacts, StepBudget, SyncPoints
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD202",
@@ -71,9 +71,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     place = f" at {worst['where']}" if worst["where"] else ""
     others = f" (and {worst['others']:.0f} other blocking calls)" if worst["others"] >= 0.5 else ""
     yield Finding(
-        title=f"{worst['op']}{place} blocks the host {worst['count']:.3g} times per step{others}: the device idles "
+        title=f"{worst['op']}{place} blocks the host {_times(worst['count'])}{others}: the device idles "
         f"{stall_ms:.1f} ms ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.stall_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(stalled), where=worst["where"] or worst["op"]),
         evidence=(
@@ -93,6 +93,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             facts, "the call may be needed (dynamic shapes, loss scaling); then move it to where the queue is long"
         ),
     )
+
+
+def _times(count: float) -> str:
+    return "once per step" if 0.95 <= count <= 1.05 else f"{count:.3g} times per step"
 
 
 def _worst_call(table: pl.DataFrame, ranks: list[int]) -> dict[str, Any]:

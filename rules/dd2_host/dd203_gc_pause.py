@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import JobFacts, PythonOverhead, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD203",
@@ -59,7 +59,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     who = f" on {name_ranks(ranks)}" if some else ""
     yield Finding(
         title=f"garbage collection{who} takes {pause_ms:.1f} ms per step ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.warning_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=ranks if some else (), where="Python garbage collector"),
         victims=tuple(sorted(set(facts.ranks) - set(ranks))) if some else (),

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from ddiag.model.signals import HostLaunch, JobFacts, LateRanks, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD204",
@@ -74,7 +74,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     everybody = set(paused) == set(facts.ranks)
     yield Finding(
         title=f"device idle for {gap_ms:.1f} ms per step ({share:.0%} of the step) in long gaps with the host {doing}",
-        severity=severity_for(share, warning=limits.gap_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.gap_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(paused), where=op),
         evidence=(

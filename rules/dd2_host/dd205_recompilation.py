@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import JobFacts, PythonOverhead, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD205",
@@ -54,7 +54,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"compilation inside {budget.n_steps} steady steps takes {overhead.compile_ms:,.0f} ms "
         f"({per_step_ms:.1f} ms per step)",
-        severity=severity_for(share, warning=limits.compile_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.compile_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where="torch.compile"),
         evidence=(

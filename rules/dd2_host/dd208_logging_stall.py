@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import JobFacts, PythonOverhead, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD208",
@@ -53,7 +53,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     yield Finding(
         title=f"logging on the training thread takes {logging_ms:.1f} ms per step ({share:.0%} of the step)",
-        severity=severity_for(share, warning=limits.warning_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where="logging"),
         evidence=(

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import JobFacts, OptimizerStep, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD301",
@@ -56,7 +56,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, update = signals[JobFacts], signals[StepBudget], signals[OptimizerStep]
     if update.implementation not in ("for_loop", "foreach") or not budget.on_device or budget.step_ms <= 0:
         return
-    gain_ms = _gain_ms(update, budget)
+    gain_ms = update.ms_per_step * (1 - WORDS_FUSED / WORDS_SEPARATE) + (update.starved_ms or 0.0)
     share = gain_ms / budget.step_ms
     if gain_ms < limits.gain_ms or share < limits.gain_share:
         return
@@ -64,7 +64,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"{name} runs as {update.implementation.replace('_', '-')}: {update.kernels_per_step:,.0f} kernels and "
         f"{update.ms_per_step:.1f} ms of device time per step, of which a fused update saves up to {gain_ms:.1f} ms",
-        severity=severity_for(share, warning=limits.warning_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where=f"{name}.step"),
         evidence=(
@@ -74,7 +74,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence(
                 "host time", round(update.host_ms_per_step, 3), "ms/step", None, "optimizer span, training thread"
             ),
-            Evidence("possible gain", round(gain_ms, 3), "ms/step", limits.gain_ms, "7 instead of 20 words moved"),
+            *_starved(update),
+            Evidence("possible gain", round(gain_ms, 3), "ms/step", limits.gain_ms, "less traffic, no idling"),
             Evidence("possible gain", round(share, 4), "of step", limits.gain_share, "gain / median step"),
         ),
         fix=_fixes(update),
@@ -88,13 +89,12 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     )
 
 
-def _gain_ms(update: OptimizerStep, budget: StepBudget) -> float:
-    """Device time saved by less traffic; for the for-loop also the device's idling while the host launches."""
-    on_device = update.ms_per_step * (1 - WORDS_FUSED / WORDS_SEPARATE)
-    if update.implementation == "foreach":
-        return on_device
-    starved = min(max(update.host_ms_per_step - update.ms_per_step, 0.0), budget.mean("host_ms"))
-    return on_device + starved
+def _starved(update: OptimizerStep) -> tuple[Evidence, ...]:
+    """How long the device ran dry while the host launched the update, where that is known."""
+    if update.starved_ms is None:
+        return ()
+    source = "device waits for launches inside the optimizer's span"
+    return (Evidence("device idle meanwhile", round(update.starved_ms, 3), "ms/step", None, source),)
 
 
 def _fixes(update: OptimizerStep) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ RULE = Rule(
 
 @dataclass(frozen=True)
 class Limits:
-    share: float = 0.10
+    share: float = 0.05
     """Repeated forward / step from which it is worth a line."""
     recompute_ms: float = 1.0
     """Below this nothing is won."""

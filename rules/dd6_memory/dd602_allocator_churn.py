@@ -31,10 +31,9 @@ from ddiag.rulekit import (
     Rule,
     Severity,
     View,
-    severity_for,
     step_cost,
 )
-from ddiag.rulekit.quality import confidence_for, over_steps
+from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD602",
@@ -91,7 +90,7 @@ def _churn(
         title=f"memory is freed and requested again inside steps: {calls.frees_per_step:.3g} cudaFree and "
         f"{calls.mallocs_per_step:.3g} cudaMalloc calls take {calls.ms_per_step:.1f} ms per step on rank "
         f"{calls.worst_rank}",
-        severity=severity_for(share, warning=limits.warning_share, critical=limits.critical_share),
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where="caching allocator"),
         evidence=(

@@ -75,7 +75,7 @@ BOUNDARIES = {
     "DD302": Boundary(
         lambda ms: {"attention": {"unfused_ms": ms}}, ((0.05, INFO), (0.10, WARNING), (0.50, CRITICAL)), 1.0
     ),
-    "DD303": Boundary(recompute, ((0.10, WARNING),), 1.0),
+    "DD303": Boundary(recompute, ((0.05, WARNING),), 1.0),
     "DD304": Boundary(lambda ms: elementwise(2 * ms), ((0.05, INFO), (0.10, WARNING)), 1.0),
     "DD602": Boundary(lambda ms: {"allocator_calls": {"ms_per_step": ms, "frees_per_step": 3.0}}, SMALL, 1.0),
     "DD1001": Boundary(lambda ms: {"copies": {"offload": "optimizer", "offload_exposed_ms": ms}}, USUAL, 1.0),

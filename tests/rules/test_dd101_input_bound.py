@@ -60,6 +60,17 @@ def test_some_ranks_are_named_when_nothing_says_who_is_late() -> None:
     assert found.cost.ms_per_step == 55.0
 
 
+def test_most_ranks_stalled_is_a_matter_of_the_job() -> None:
+    found = the_finding("DD101", input_wait={"stall_by_rank": dict.fromkeys(range(7), 60.0)}, late_ranks=None)
+    assert found.culprits.ranks == ()
+    assert "stalls 7 of 8 ranks" in found.title
+
+
+def test_half_of_the_ranks_are_named() -> None:
+    found = the_finding("DD101", input_wait={"stall_by_rank": dict.fromkeys(range(4), 60.0)}, late_ranks=None)
+    assert found.culprits.ranks == (0, 1, 2, 3)
+
+
 def test_a_single_rank_job_is_named_as_such() -> None:
     found = the_finding("DD101", job_facts={"ranks": (0,)}, input_wait=STALLED)
     assert "stalls rank 0" in found.title
@@ -78,8 +89,10 @@ def test_recorded_stacks_lower_confidence_and_say_why() -> None:
     assert "with_stack=False" in found.doubt
 
 
-def test_one_step_lowers_confidence() -> None:
-    assert the_finding("DD101", steps=1, input_wait=STALLED).confidence is Confidence.MEDIUM
+def test_one_step_lowers_confidence_and_is_never_critical() -> None:
+    found = the_finding("DD101", steps=1, input_wait=STALLED)
+    assert found.confidence is Confidence.MEDIUM
+    assert found.severity is Severity.WARNING
 
 
 def test_a_capture_without_steps_is_weak_evidence() -> None:

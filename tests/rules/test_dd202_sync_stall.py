@@ -25,6 +25,10 @@ def test_fires_with_the_call_its_place_and_the_idle_time() -> None:
     assert found.cost.gpu_hours == pytest.approx(0.15 * 8 * 24)
 
 
+def test_a_single_call_is_told_in_words() -> None:
+    assert "blocks the host once per step" in the_finding("DD202", sync_points={**ITEM, "count_per_step": 1.0}).title
+
+
 def test_blocking_that_leaves_no_idle_device_is_quiet() -> None:
     assert findings("DD202", sync_points={"stall_ms": 0.0, "count_per_step": 400.0}) == []
 

@@ -16,14 +16,15 @@ def test_fires_with_the_gain_that_memory_traffic_allows() -> None:
     assert found.fix[0].startswith("torch.optim.AdamW(…, fused=True)")
 
 
-def test_a_for_loop_also_starves_the_device_of_launches() -> None:
-    found = the_finding("DD301", optimizer_step=FOR_LOOP, step_budget={"host_ms": 30.0})
+def test_a_for_loop_that_starves_the_device_costs_that_time_too() -> None:
+    found = the_finding("DD301", optimizer_step={**FOR_LOOP, "starved_ms": 30.0})
     assert found.cost.ms_per_step == pytest.approx(13.0 + 30.0)
     assert found.severity is Severity.WARNING
+    assert evidence(found, "device idle meanwhile").value == 30.0
 
 
-def test_host_time_that_the_device_does_not_wait_for_is_not_counted() -> None:
-    found = the_finding("DD301", optimizer_step=FOR_LOOP, step_budget={"host_ms": 0.0})
+def test_host_time_while_the_device_has_work_costs_nothing() -> None:
+    found = the_finding("DD301", optimizer_step={**FOR_LOOP, "starved_ms": 0.0}, step_budget={"host_ms": 50.0})
     assert found.cost.ms_per_step == pytest.approx(13.0)
 
 

@@ -34,4 +34,4 @@ def test_uses_the_memory_family_when_recompute_itself_does_not_know(reserved: fl
 
 
 def test_a_small_price_is_quiet() -> None:
-    assert findings("DD303", recompute={**ROOM, "ms_per_step": 15.0}) == []
+    assert findings("DD303", recompute={**ROOM, "ms_per_step": 9.0}) == []

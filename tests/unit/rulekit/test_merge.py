@@ -158,3 +158,11 @@ def test_nothing_found_is_nothing_arranged() -> None:
 def test_costs_known_to_one_side_only_are_kept() -> None:
     (both,) = arrange([finding("DD101", ms=None, severity=Severity.CRITICAL), finding("DD102", ms=7.0)], rules())
     assert both.cost == Cost(7.0, 0.07)
+
+
+def test_of_two_that_measure_the_same_loss_the_more_special_rule_leads() -> None:
+    general, special = finding("DD101", ms=20.0, why="general"), finding("DD102", ms=20.1, why="special")
+    for order in ([general, special], [special, general]):
+        (both,) = arrange(order, rules())
+        assert (both.rule, both.also_seen_by) == ("DD102", ("DD101",))
+        assert both.why.startswith("special")
