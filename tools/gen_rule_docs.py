@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-from ddiag._paths import rules_folder  # noqa: E402 - the checkout's ddiag, installed or not
-from ddiag.reporters.rule_table import rule_table  # noqa: E402
-from ddiag.rulekit.loader import load_rules  # noqa: E402
+from ddiag._paths import rules_folder
+from ddiag.reporters.rule_table import rule_table
+from ddiag.rulekit.loader import load_rules
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.gen_rule_docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the file is out of date")
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "rules" / "README.md")
+    parser.add_argument("--output", type=Path, default=rules_folder() / "README.md")
     options = parser.parse_args(arguments)
     wanted = rule_table(load_rules(rules_folder()))
     current = options.output.read_text(encoding="utf-8") if options.output.is_file() else ""
     if wanted == current:
         return 0
     if options.check:
-        print(f"{options.output} is out of date: run python tools/gen_rule_docs.py", file=sys.stderr)
+        print(f"{options.output} is out of date: run python -m tools.gen_rule_docs", file=sys.stderr)
         return 1
     options.output.write_text(wanted, encoding="utf-8")
     print(f"wrote {options.output}")

@@ -11,7 +11,7 @@ import click
 from ddiag.cli.messages import message_options, messages
 from ddiag.cli.options import jobs_option, limits_option, limits_path, rules_option, steps_option
 from ddiag.cli.reading import busy, read
-from ddiag.cli.writing import write, write_bytes
+from ddiag.cli.writing import STDOUT, write, write_bytes
 from ddiag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def export(
     if perfetto is not None:
         with busy("Writing", say):
             left_out = _write_perfetto(examination, perfetto)
-        say.say(f"wrote {perfetto}" + (f"; left out: {left_out}" if left_out else ""))
+        say.say(
+            f"wrote {'the trace' if perfetto == STDOUT else perfetto}" + (f"; left out: {left_out}" if left_out else "")
+        )
     if parquet is not None:
         say.say(f"wrote {_write_parquet(examination, Path(parquet))} tables to {parquet}")
 

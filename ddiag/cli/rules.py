@@ -112,4 +112,7 @@ def _print(what: object) -> None:
     from rich.console import Console
 
     options = terminal_options()
-    Console(width=min(options["width"], 120), color_system=options["color_system"], highlight=False).print(what)
+    console = Console(width=min(options["width"], 120), color_system=options["color_system"], highlight=False)
+    with console.capture() as capture:
+        console.print(what)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

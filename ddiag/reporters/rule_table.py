@@ -9,6 +9,7 @@ from itertools import groupby
 from ddiag.reporters.markdown_text import escaped
 from ddiag.rulekit.rule import LoadedRule
 from ddiag.rulekit.rule_docs import limit_docs, verify_text
+from ddiag.rulekit.runner import family_words
 
 FAMILY_TITLES = {
     "dd1": "Input",
@@ -30,7 +31,7 @@ def rule_table(rules: Sequence[LoadedRule]) -> str:
     lines = [
         "# Root-cause table",
         "",
-        "Generated from the rule files by `python tools/gen_rule_docs.py`; do not edit. "
+        "Generated from the rule files by `python -m tools.gen_rule_docs`; do not edit. "
         "`ddiag rules show DD101` prints one rule's runbook and limits.",
         "",
         f"{len(rules)} rules. RC ids name root causes: rules that share one detect it from different evidence and are "
@@ -78,9 +79,9 @@ def rule_page(rule: LoadedRule) -> str:
 
 
 def _needs(rule: LoadedRule) -> Iterator[str]:
-    yield f"- needs: {', '.join(family.__name__ for family in rule.rule.needs)}"
+    yield f"- needs: {', '.join(family_words(family) for family in rule.rule.needs)}"
     if rule.rule.optional:
-        yield f"- uses, when there: {', '.join(family.__name__ for family in rule.rule.optional)}"
+        yield f"- uses, when there: {', '.join(family_words(family) for family in rule.rule.optional)}"
     yield f"- how to record it: {rule.rule.capture}"
 
 
@@ -89,9 +90,9 @@ def _limits(rule: LoadedRule) -> Iterator[str]:
     if not docs:
         yield "None."
         return
-    width = max(len(f"{doc.name} = {doc.value!r}") for doc in docs)
-    for doc in docs:
-        yield f"- `{f'{doc.name} = {doc.value!r}':{width}}` {doc.meaning}".rstrip()
+    settings = [f"`{doc.name} = {doc.value!r}`" for doc in docs]
+    width = max(map(len, settings))
+    yield from (f"- {now:{width}}  {doc.meaning}".rstrip() for now, doc in zip(settings, docs, strict=True))
     yield ""
     yield "Change them in `ddiag.toml`:"
     yield ""

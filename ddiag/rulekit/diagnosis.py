@@ -20,6 +20,17 @@ from ddiag.rulekit.runner import run_rules
 SCHEMA_VERSION = 1
 FEWEST_STEPS = 2
 """Fewer steady steps show a problem, but not that there is none."""
+LEAST_COMPUTE = 0.5
+"""A step that computes for less than this share is not well, even when no rule can say why."""
+PART_WORDS = {
+    "comm_wait_ms": "waiting for other ranks",
+    "comm_transfer_ms": "exposed communication",
+    "copy_ms": "exposed copies",
+    "input_ms": "waiting for input",
+    "sync_ms": "idling after blocking calls",
+    "host_ms": "idling while the host launches or computes",
+    "idle_ms": "unexplained idle",
+}
 
 
 class Status(str, Enum):
@@ -216,6 +227,12 @@ def _too_little(signals: Signals, checked: int) -> str:
         )
     if budget.mean("compute_ms") <= 0:
         return "no compute was seen in any step"
+    if budget.share("compute_ms") < LEAST_COMPUTE:
+        largest = max(PART_WORDS, key=budget.share)
+        return (
+            f"only {budget.share('compute_ms'):.0%} of the step is compute and no rule can say why "
+            f"({budget.share(largest):.0%} is {PART_WORDS[largest]})"
+        )
     return ""
 
 

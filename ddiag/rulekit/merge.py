@@ -94,7 +94,7 @@ def _as_urgent(finding: Finding, most: Finding) -> bool:
 
 
 def _number(rule: str) -> int:
-    """402 of DD402; a family is numbered from the general (DD101: the loader stalls) to the special (DD102: why)."""
+    """402 of DD402; families are numbered from the general (DD101: the loader stalls) to the special (DD102: why)."""
     return int("".join(filter(str.isdigit, rule)) or 0)
 
 

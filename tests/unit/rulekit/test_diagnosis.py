@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddiag.model.run import Coverage, InputFile
+from ddiag.rulekit import Abstain, Confidence, Cost, Culprits, Evidence, Finding, Severity, View
+from ddiag.rulekit.diagnosis import Diagnosis, Status, conclude, headline
+from tests.factories import make_signals
+from tests.unit.rulekit.making import finding, loaded
+
+
+def concluded(*found: Finding, coverage: Coverage | None = None, **signals: Any) -> Diagnosis:
+    """The diagnosis of a job in which one rule finds *found*."""
+
+    def check(view: View, limits: Any) -> Iterator[Finding | Abstain]:
+        yield from found
+
+    return conclude(make_signals(**signals), coverage or Coverage(), [loaded(check)], version="1.2.3")
+
+
+def test_a_warning_makes_the_job_degraded_and_is_the_headline() -> None:
+    diagnosis = concluded(finding(title="the loader is slow", ms=50.0))
+    assert diagnosis.verdict.status is Status.DEGRADED
+    assert diagnosis.verdict.primary == "DD101"
+    assert diagnosis.verdict.headline == "The loader is slow, costing 50 ms of each step (50%); high confidence."
+
+
+def test_information_alone_leaves_the_job_healthy() -> None:
+    diagnosis = concluded(finding(severity=Severity.INFO))
+    assert diagnosis.verdict.status is Status.HEALTHY
+    assert diagnosis.verdict.primary is None
+    assert diagnosis.worst() is Severity.INFO
+
+
+def test_a_clean_bill_says_what_was_checked() -> None:
+    seen = Coverage(ranks_seen=tuple(range(8)), ranks_expected=tuple(range(16)))
+    verdict = concluded(coverage=seen).verdict
+    assert (
+        verdict.headline == "No problem found: 1 rules checked 8 of 16 ranks over 5 steps of 200 ms, 90% of it compute."
+    )
+
+
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [
+        ({"step_budget": None}, "no work on a device or host"),
+        ({"steps": 1}, "only one step was captured"),
+        ({"steps": 1, "step_budget": {"source": "window"}}, "does not mark steps"),
+        ({"step_budget": {"n_steps": 0}}, "no complete step"),
+        ({"step_budget": {"compute_ms": 0.0}}, "no compute was seen"),
+        ({"step_budget": {"host_ms": 150.0}}, "only 16% of the step is compute and no rule can say why (75% is idling"),
+    ],
+)
+def test_silence_over_too_little_evidence_is_not_health(signals: dict[str, Any], words: str) -> None:
+    verdict = concluded(**signals).verdict
+    assert verdict.status is Status.INCONCLUSIVE
+    assert words in verdict.headline
+
+
+def test_nothing_judged_is_not_health() -> None:
+    rule = loaded(lambda signals, limits: iter([Abstain("why", "how")]))
+    assert conclude(make_signals(), Coverage(), [rule]).verdict.status is Status.INCONCLUSIVE
+
+
+def test_a_problem_in_a_single_step_is_still_a_problem() -> None:
+    assert concluded(finding(), steps=1).verdict.status is Status.DEGRADED
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"ranks": (7,), "title": "rank 7 arrives last"}, "Rank 7 arrives last, costing 10 ms of each step (10%)"),
+        ({"ranks": (7,), "title": "the input is late"}, "Rank 7: the input is late, costing 10 ms of each step (10%)"),
+        (
+            {"culprits": Culprits(ranks=(7,), hosts=("n1",)), "title": "rank 7 arrives last"},
+            "Rank 7 on n1 arrives last, costing 10 ms of each step (10%)",
+        ),
+        (
+            {"culprits": Culprits(ranks=(7,), hosts=("n1",)), "title": "rank 7 on n1 arrives last"},
+            "Rank 7 on n1 arrives last, costing 10 ms of each step (10%)",
+        ),
+        ({"ranks": (3,), "title": "rank 37 waits"}, "Rank 3: rank 37 waits, costing 10 ms of each step (10%)"),
+        ({"culprits": Culprits(groups=("dp",)), "title": "slow"}, "Group dp: slow, costing 10 ms of each step (10%)"),
+        ({"title": "a stall of 10.0 ms per step"}, "A stall of 10.0 ms per step"),
+        ({"title": "10% of the step is input"}, "10% of the step is input, costing 10 ms of each step"),
+        ({"ms": None, "title": "memory is full"}, "Memory is full"),
+        ({"cost": Cost(2500.0, 0.4), "title": "slow"}, "Slow, costing 2.5 s of each step (40%)"),
+    ],
+)
+def test_the_headline_names_culprit_and_cost_once(changes: dict[str, Any], sentence: str) -> None:
+    assert headline(finding(**changes)) == f"{sentence}; high confidence."
+
+
+def test_a_users_failing_rule_is_told_in_the_coverage() -> None:
+    rule = loaded(lambda signals, limits: 1 / 0, built_in=False)  # type: ignore[arg-type, return-value]
+    diagnosis = conclude(make_signals(), Coverage(notes=("first",)), [loaded(id="DD102"), rule])
+    assert diagnosis.coverage.notes == ("first", *diagnosis.rule_failures)
+    assert "ZeroDivisionError" in diagnosis.rule_failures[0]
+
+
+def test_the_contract_is_made_of_plain_types_and_short_numbers() -> None:
+    coverage = Coverage(
+        inputs=(InputFile("a.json", "kineto", 10, rank=0),),
+        unreadable=(("b.json", "is empty"),),
+        ranks_seen=(0,),
+        ranks_expected=(0, 1),
+    )
+    exact = finding(evidence=(Evidence("stall", 1 / 3, "ms", 1e-9 / 3), Evidence("seq", 4190123456, "seq")))
+    document = concluded(exact, coverage=coverage).to_dict()
+    evidence = document["findings"][0]["evidence"]
+    assert [item["value"] for item in evidence] == [0.333333, 4190123456]
+    assert evidence[0]["limit"] == 3.33333e-10
+    assert document["coverage"]["unreadable"] == [{"path": "b.json", "reason": "is empty"}]
+    assert document["coverage"]["ranks_missing"] == [1]
+    assert document["ddiag_version"] == "1.2.3"
+
+
+def test_the_worst_of_none_is_none() -> None:
+    assert concluded().worst() is None
+
+
+def test_low_confidence_is_said() -> None:
+    assert headline(finding(confidence=Confidence.LOW)).endswith("; low confidence.")
