@@ -46,6 +46,15 @@ class Backward:
         begun = np.searchsorted(self.passes[:, 0], at, side="right")
         return np.asarray((following < len(self.optimizer)) & (last_pass > last_step) & (begun == ended))
 
+    def within(self, at: Times) -> npt.NDArray[np.bool_]:
+        """Issued while a backward pass runs, by whomever."""
+        return _inside(self.passes, at)
+
+    @property
+    def leaves_per_pass(self) -> float:
+        """Gradients accumulated in one backward pass."""
+        return self.leaf_count / max(len(self.passes), 1)
+
     def pass_of(self, at: Times) -> Times:
         """Number of the backward pass begun last before each time; -1 before the first."""
         return np.searchsorted(self.passes[:, 0], at, side="right") - 1

@@ -33,11 +33,21 @@ def match(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]) -> C
     calls = with_steps(with_communicators(run, calls), windows)
     calls, left_out = with_calls(calls, numbered=numbers_are_recorded(run, windows))
     calls, alignment, doubted = split(calls)
-    calls = calls.filter("steady").with_columns(bytes=message_bytes())
+    calls = _with_whole_world(run, calls).filter("steady").with_columns(bytes=message_bytes())
     if calls.is_empty():
         return None
     table = with_exposure(calls, acts).select(_COLUMNS).sort("rank", "start_ns", "end_ns")
     return _collectives(table, windows, acts, alignment, "; ".join(left_out + doubted))
+
+
+def _with_whole_world(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
+    """A call of a nameless group in which all ranks of the job were seen to take part has as many members."""
+    world = run.table("ranks")["world_size"].drop_nulls()
+    if world.is_empty() or world.n_unique() != 1:
+        return calls
+    everybody = pl.col("matched") & pl.col("wait_ms").is_not_null() & (pl.col("ranks_matched") == int(world[0]))
+    size = pl.when(everybody).then(pl.lit(int(world[0]), dtype=pl.Int32))
+    return calls.with_columns(group_size=pl.coalesce("group_size", size))
 
 
 def _collectives(

@@ -12,7 +12,7 @@ from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.backward import MIN_GRADIENT_BYTES, Backward, backward
 from ddiag.analysis.bandwidth import LatencyBandwidth, fit_latency_bandwidth
 from ddiag.analysis.bucket_model import BucketAdvice, ReadyCurve, advise
-from ddiag.analysis.intervals import Intervals, covered, subtract, union
+from ddiag.analysis.intervals import Intervals, Times, covered, subtract, union
 from ddiag.analysis.launched import device_passes
 from ddiag.analysis.names import times
 from ddiag.analysis.shard_units import sharding_framework
@@ -22,8 +22,8 @@ from ddiag.model.signals import Collectives, GradBuckets
 
 MAX_RANKS = 8
 """Ranks looked at: buckets are the same on all of them."""
-MIN_REPEATS = 3
-"""Times a bucket must recur for its shortest duration to stand for its transfer when ranks could not be matched."""
+MIN_PARAMETERS = 4
+"""Parameters from which "one call per parameter" is not a coincidence."""
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _INTEGERS = r"(?i)^(?:nccl)?(?:c10::)?(?:u?int|long|byte|char|bool|short|i32|i64)"
 
@@ -64,7 +64,6 @@ class _RankJob:
     tail_ms: float
     exposed_ms: float
     steps: int
-    optimizer_steps_per_step: float
     accumulation: int
     synced: int
     issued: str
@@ -82,21 +81,16 @@ def _rank_job(
         return None
     device = device_passes(run, rank, host.passes) if act.on_device else host.passes
     calls = _placed(calls, host, device)
-    moving = _transfer_spans(calls)
-    alone = subtract(moving, act.compute)
+    reducing = calls["pass"].unique().sort().to_numpy()
+    alone = subtract(_transfer_spans(calls), act.compute)
     start, end = times(steady, "start_ns"), times(steady, "end_ns")
-    step_count = len(start)
-    in_steps = int(
-        np.isin(np.searchsorted(start, host.optimizer[:, 0], side="right"), np.arange(1, step_count + 1)).sum()
-    )
-    accumulation, synced = _accumulation(host, calls["pass"].unique().to_numpy())
+    accumulation, synced = _accumulation(host, reducing)
     return _RankJob(
         calls=calls,
-        backward_ms=float(np.median(np.diff(device[calls["pass"].unique().to_numpy()], axis=1))) / 1e6,
-        tail_ms=float(covered(_after(alone, device, calls), start, end).sum()) / step_count / 1e6,
-        exposed_ms=float(covered(alone, start, end).sum()) / step_count / 1e6,
-        steps=step_count,
-        optimizer_steps_per_step=in_steps / step_count,
+        backward_ms=float(np.median(np.diff(device[reducing], axis=1))) / 1e6,
+        tail_ms=float(covered(_after(alone, device, reducing), start, end).sum()) / len(start) / 1e6,
+        exposed_ms=float(covered(alone, start, end).sum()) / len(start) / 1e6,
+        steps=len(start),
         accumulation=accumulation,
         synced=synced,
         issued=issued,
@@ -104,7 +98,9 @@ def _rank_job(
 
 
 def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, str]:
-    """Reductions issued by hooks of finished gradients; else those between backward and the optimizer step."""
+    """Reductions issued by hooks of finished gradients; else one per parameter from inside a compiled backward; else
+    those between backward and the optimizer step.
+    """
     calls = calls.filter(
         pl.col("op").is_in(_REDUCTIONS) & ~pl.col("dtype").fill_null("").str.contains(_INTEGERS)
     ).with_columns(issued_ns=pl.coalesce("enqueue_ns", "start_ns"))
@@ -112,12 +108,21 @@ def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, 
     hooked = calls.filter(pl.Series(host.during(at), dtype=pl.Boolean) & ~_tiny())
     if hooked.height:
         return hooked, "backward"
+    compiled = calls.filter(pl.Series(host.within(at), dtype=pl.Boolean) & ~_tiny())
+    if _one_per_parameter(compiled, host):
+        return compiled, "backward"
     after = calls.filter(pl.Series(host.after(at), dtype=pl.Boolean) & ~_tiny())
-    per_pass = after.height / max(len(host.passes), 1)
-    unsized = after["bytes"].null_count() > 0
-    if unsized and per_pass < 0.5 * host.leaf_count / max(len(host.passes), 1):
+    if after["bytes"].null_count() and not _one_per_parameter(after, host):
         return after.clear(), ""
     return after, "after_backward"
+
+
+def _one_per_parameter(calls: pl.DataFrame, host: Backward) -> bool:
+    """As many calls per reducing pass as gradients were accumulated in it: tells them from tensor parallelism."""
+    if calls.is_empty() or host.leaves_per_pass < MIN_PARAMETERS:
+        return False
+    passes = len(np.unique(host.pass_of(times(calls, "issued_ns"))))
+    return abs(calls.height / passes / host.leaves_per_pass - 1.0) <= 0.1
 
 
 def _tiny() -> pl.Expr:
@@ -132,7 +137,6 @@ def _placed(calls: pl.DataFrame, host: Backward, device: Intervals) -> pl.DataFr
     calls = calls.sort("issued_ns", "start_ns")
     at = times(calls, "issued_ns")
     number = host.pass_of(at)
-    calls, at, number = calls.filter(pl.Series(number >= 0)), at[number >= 0], number[number >= 0]
     begin, length = device[number, 0], device[number, 1] - device[number, 0]
     host_begin, host_length = host.passes[number, 0], host.passes[number, 1] - host.passes[number, 0]
     ready = np.clip((at - host_begin) / np.maximum(host_length, 1), 0.0, 1.0) * length
@@ -153,16 +157,15 @@ def _transfer_spans(calls: pl.DataFrame) -> Intervals:
     return union(np.minimum(start + waited, end), end)
 
 
-def _after(alone: Intervals, device: Intervals, calls: pl.DataFrame) -> Intervals:
+def _after(alone: Intervals, device: Intervals, reducing: Times) -> Intervals:
     """The part of *alone* between the end of a reducing pass and the beginning of the next pass."""
-    reducing = calls["pass"].unique().sort().to_numpy()
     begins = np.append(device[1:, 0], np.iinfo(np.int64).max)
     gaps = np.column_stack((device[reducing, 1], begins[reducing]))
     gaps = gaps[gaps[:, 1] > gaps[:, 0]]
     return subtract(alone, subtract(alone, union(gaps[:, 0], gaps[:, 1])))
 
 
-def _accumulation(host: Backward, reducing: Intervals) -> tuple[int, int]:
+def _accumulation(host: Backward, reducing: Times) -> tuple[int, int]:
     """(backward passes, reducing backward passes) per optimizer step: medians between consecutive optimizer steps."""
     starts = host.optimizer[:, 0]
     if not len(starts):
@@ -179,16 +182,10 @@ def _accumulation(host: Backward, reducing: Intervals) -> tuple[int, int]:
 
 
 def _link(calls: pl.DataFrame) -> LatencyBandwidth | None:
-    """Latency and bandwidth of one reduction from pure transfers; without them from the shortest of each size."""
-    sized = calls.filter(pl.col("bytes") > 0)
-    whole = sized.filter(
-        pl.col("transfer_ms").is_not_null() & (pl.col("ranks_matched") == pl.col("group_size")).fill_null(value=False)
-    )
-    if whole.height:
-        return fit_latency_bandwidth(whole["bytes"].to_list(), whole["transfer_ms"].to_list())
-    shortest = sized.group_by("bytes").agg(pl.len().alias("n"), pl.col("dur_ms").min())
-    shortest = shortest.filter(pl.col("n") >= MIN_REPEATS)
-    return fit_latency_bandwidth(shortest["bytes"].to_list(), shortest["dur_ms"].to_list())
+    """Latency and bandwidth of one reduction; only from pure transfers, as waiting would pass for latency."""
+    whole = pl.col("transfer_ms").is_not_null() & (pl.col("ranks_matched") == pl.col("group_size"))
+    pure = calls.filter((pl.col("bytes") > 0) & whole)
+    return fit_latency_bandwidth(pure["bytes"].to_list(), pure["transfer_ms"].to_list())
 
 
 def _table(calls: pl.DataFrame) -> pl.DataFrame:
@@ -231,12 +228,11 @@ def _signal(
 ) -> GradBuckets:
     sizes = calls["bytes"].drop_nulls()
     steps = sum(job.steps for job in jobs)
-    per_step = calls.height / steps
-    per_optimizer_step = float(np.mean([job.optimizer_steps_per_step for job in jobs]))
+    synced = max(job.synced for job in jobs)
     return GradBuckets(
         table=table,
-        count_per_step=per_step,
-        reductions_per_optimizer_step=per_step / per_optimizer_step if per_optimizer_step > 0 else per_step,
+        count_per_step=calls.height / steps,
+        reductions_per_optimizer_step=float(table.height * synced),
         total_bytes=round(float(sizes.sum()) / steps),
         median_bytes=int(np.median(sizes.to_numpy())) if len(sizes) else 0,
         largest_bytes=int(sizes.to_numpy().max()) if len(sizes) else 0,
@@ -247,6 +243,6 @@ def _signal(
         best_bytes=advice.best_bytes if advice else None,
         predicted_gain_ms=advice.predicted_gain_ms if advice else None,
         accumulation=max(job.accumulation for job in jobs),
-        synced_backwards=max(job.synced for job in jobs),
+        synced_backwards=synced,
         issued=jobs[0].issued,
     )

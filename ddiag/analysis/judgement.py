@@ -20,9 +20,14 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 STAND_OUT_SHARE = 0.5
-"""Share of all waiting that one rank must cause to stand out."""
+"""Share of all waiting that one rank must cause to stand out …"""
+STAND_OUT_EXCESS = 0.15
+"""… and by how much it must exceed its fair share (with two ranks, a half is chance)."""
 MAX_P_VALUE = 0.05
 """Chance, were all ranks alike, of one rank being last as often as observed."""
+MIN_T = 5.0
+"""Or: how many standard errors its share of the waiting per step lies above the fair share. With few steps and ranks,
+counting cannot show what the amounts do."""
 MIN_WAIT_SHARE = 0.01
 """Waiting / step that a rank must cause for it to be worth a name."""
 ROTATING_WAIT_SHARE = 0.02
@@ -99,14 +104,25 @@ class Judgement:
         """The rank that causes most of the waiting, more often than chance, and enough of it to matter."""
         share, p_values = _shares(self._decisive()), self.p_values()
         worst = int(share.argmax())
+        needed = max(STAND_OUT_SHARE, 1.0 / len(share) + STAND_OUT_EXCESS)
         stands_out = (
-            share[worst] >= STAND_OUT_SHARE
-            and self.shares()[worst] >= 0.8 * STAND_OUT_SHARE
-            and p_values[worst] <= MAX_P_VALUE
+            share[worst] >= needed
+            and self.shares()[worst] >= 0.8 * needed
+            and (p_values[worst] <= MAX_P_VALUE or self._steady_excess(worst) >= MIN_T)
             and (len(self.all.steps) < 3 or self.steps_last()[worst] >= 0.5)
             and self.wait_share * share[worst] >= MIN_WAIT_SHARE
         )
         return int(self.all.ranks[worst]) if stands_out else None
+
+    def _steady_excess(self, rank: int) -> float:
+        """t statistic of this rank's share of the waiting per step against the fair share; 0 with under 3 steps."""
+        caused = self._decisive().caused_ms
+        total = caused.sum(axis=0)
+        share = caused[rank, total > 0] / total[total > 0]
+        if share.size < 3:
+            return 0.0
+        error = max(float(share.std(ddof=1)), 1e-3) / np.sqrt(share.size)
+        return float((share.mean() - 1.0 / len(caused)) / error)
 
     def _fixed_share(self) -> float:
         """Share of the variation of waiting over ranks and steps that goes with the rank (0: chance, 1: all of it)."""

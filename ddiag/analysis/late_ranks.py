@@ -18,6 +18,8 @@ from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals import Collectives, LateRanks
 
+FIRST_CALL_RATIO = 2.0
+"""Waiting of the first call recorded / the most of any later one, from which it stems from the profilers' start."""
 UNSEEN_RATIO = 2.0
 """Shortest durations this much longer than the best of their kind still contain waiting, for a rank without a trace."""
 
@@ -33,7 +35,7 @@ def late_ranks(
     if waits["rank"].n_unique() < 2:
         return None
     judged = Judgement.of(waits, windows, acts, tie_ms=_tie_ms(collectives))
-    unseen = _unseen(waits, collectives)
+    unseen = _unseen(waits, _world_size(run))
     persistent = None if unseen else judged.standing_out()
     table = _table(run, windows, acts, waits, judged)
     notes = [note, unseen, judged.note(), collectives.note]
@@ -49,36 +51,52 @@ def late_ranks(
     )
 
 
+def _world_size(run: Run) -> int | None:
+    sizes = run.table("ranks")["world_size"].drop_nulls().to_list()
+    return max(sizes) if sizes else None
+
+
 def _tie_ms(collectives: Collectives) -> float:
     error_us = collectives.clock_error_us
     return max(MIN_TIE_MS, ERROR_BARS * error_us / 1e3 if error_us is not None else 0.0)
 
 
 def _without_first_calls(waits: pl.DataFrame, windows: StepWindows) -> tuple[pl.DataFrame, str]:
-    """Leave out each communicator's first call when the capture begins with it: profilers start at different times."""
+    """Leave out a communicator's first call when it waits far longer than any later one and no step came before it:
+    profilers start at different times.
+    """
     if waits["step"].n_unique() < 2:
         return waits, "one step only: lateness at its first call may stem from before the capture"
     if windows.excluded:
         return waits, ""
     first = pl.col("call") == pl.col("call").min().over("comm")
-    return waits.filter(~first), "the first call of each group was left out (profilers start at different times)"
+    later_ms = pl.col("wait_ms").filter(~first).max().over("comm")
+    odd = (first & (pl.col("wait_ms") > FIRST_CALL_RATIO * later_ms)).any().over("call")
+    kept = waits.filter(~odd)
+    if kept.height == waits.height:
+        return waits, ""
+    return (
+        kept,
+        "the first call of a group was left out: it waits far longer than all later ones",
+    )
 
 
-def _unseen(waits: pl.DataFrame, collectives: Collectives) -> str:
+def _unseen(waits: pl.DataFrame, world_size: int | None) -> str:
     """Why the late rank may be one without a trace, or '' when all members were seen or someone seen was last.
 
     The last member to arrive only transfers. If even the shortest duration of most calls is far above the shortest
     ever seen for that size, everybody with a trace was waiting.
     """
-    partial = waits.filter(pl.col("group_size").is_not_null() & (pl.col("ranks_matched") < pl.col("group_size")))
-    if partial.height * 2 < waits.height:
+    waits = waits.with_columns(size=pl.coalesce("group_size", pl.lit(world_size, dtype=pl.Int32)))
+    partial = waits.filter(pl.col("ranks_matched") < pl.col("size"))
+    if partial.height * 2 < waits.height or partial.is_empty():
         return ""
     calls = partial.unique("call").with_columns(best=pl.col("transfer_ms").min().over("comm", "op", "bytes"))
     ratio = (calls["transfer_ms"] / calls["best"]).median()
     repeated = calls.height >= 4 * calls.select("comm", "op", "bytes").n_unique()
     if repeated and isinstance(ratio, float) and ratio <= UNSEEN_RATIO:
         return ""
-    seen, size = int(partial["ranks_matched"].to_numpy().max()), int(partial["group_size"].to_numpy().max())
+    seen, size = int(partial["ranks_matched"].to_numpy().max()), int(partial["size"].to_numpy().max())
     return f"{seen} of {size} members have a trace: the late rank may be one without"
 
 
