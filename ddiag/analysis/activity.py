@@ -20,6 +20,10 @@ _NOT_WORK = re.compile(
     r"|c10d::|c10d_functional::|_c10d_functional::|record_param_comms|(?:gloo|nccl|mpi|ucc|xccl|hccl):)"
 )
 """Operator spans that only bracket others, or issue and await communication: never compute."""
+_ISSUING = re.compile(r"^(?:c10d::|_?c10d_functional::|record_param_comms)")
+"""Of those, the ones that belong to communication wherever they are nested."""
+_BRACKET = re.compile(r"^(?:autograd::|torch::autograd::|torch::distributed::|torch::jit::)")
+"""Spans of the engine, whose own time is not an operator's."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,24 @@ def _device_activity(run: Run, rank: int, all_work: pl.DataFrame) -> RankActivit
 
 
 def _host_activity(run: Run, rank: int) -> RankActivity:
-    """Without a device: leaf operators are the compute, host collectives the communication, loader spans neither.
+    """Without a device: operators are the compute, host collectives the communication, loader spans neither.
 
-    Only leaves count, because an enclosing operator may also wait (SyncBatchNorm, hooks that issue collectives).
     Asynchronous collectives may run while operators do, on the same thread too: they overlap, as on a device.
     """
     mine = run.table("ops").filter(pl.col("rank") == rank)
     comm = spans_union(run.table("collectives").filter((pl.col("rank") == rank) & (pl.col("source") == "host")))
-    leaves = where_name(innermost(of_kind(mine, "op")), lambda name: not _NOT_WORK.match(name) and not is_loader(name))
-    compute = subtract(spans_union(leaves), spans_union(loader_spans(run, rank)))
+    threads = [_thread_compute(group) for _, group in of_kind(mine, "op").group_by("tid")]
+    compute = subtract(merge(*threads), spans_union(loader_spans(run, rank)))
     return RankActivity(compute, comm, comm[:0], merge(compute, comm), on_device=False)
+
+
+def _thread_compute(ops: pl.DataFrame) -> Intervals:
+    """Time of one thread in operators of a library (aten::mm with what it calls) and in leaves of any other name.
+
+    Spans that only bracket others (autograd nodes, DistributedDataParallel, a SyncBatchNorm) may also wait: what they
+    spend outside their operators does not count, and neither does issuing or awaiting communication.
+    """
+    library = where_name(ops, lambda name: "::" in name and not _BRACKET.match(name))
+    work = pl.concat([library, innermost(ops)])
+    work = where_name(work, lambda name: not _NOT_WORK.match(name) and not is_loader(name))
+    return subtract(spans_union(work), spans_union(where_name(ops, lambda name: _ISSUING.match(name) is not None)))

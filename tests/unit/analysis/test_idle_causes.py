@@ -101,7 +101,7 @@ def test_a_blocking_call_owns_the_gap_it_leaves() -> None:
 
 def test_a_blocking_call_never_costs_more_than_it_blocked() -> None:
     found = split_ms(causes(blocked(sync_ms=2, launch_at=100)))
-    assert (found["sync"], found["host"]) == (pytest.approx(2), pytest.approx(48.01))
+    assert [found["sync"], found["host"]] == pytest.approx([2, 48.01])
 
 
 def test_gaps_after_a_blocking_call_are_its_doing_until_the_host_leads_again() -> None:
@@ -126,7 +126,7 @@ def test_two_blocking_calls_share_one_gap() -> None:
 def test_a_blocking_call_on_an_idle_device_is_not_to_blame() -> None:
     builder = RunBuilder().launch_kernel("gemm", 0, 0, 10).api("cudaStreamSynchronize", 20, 5)
     found = split_ms(causes(builder.launch_kernel("gemm", 40, 40, 10)))
-    assert (found["sync"], found["host"]) == (0, pytest.approx(30))
+    assert [found["sync"], found["host"]] == pytest.approx([0, 30])
 
 
 def test_a_blocking_call_at_the_very_end_stalls_nothing() -> None:
@@ -139,7 +139,7 @@ def test_gaps_in_a_queue_that_drains_under_a_blocking_call_are_not_its_doing() -
         RunBuilder().launch_kernel("a", 0, 0, 10).launch_kernel("b", 0.1, 12, 10).api("cudaDeviceSynchronize", 1, 21)
     )
     found = split_ms(causes(builder.launch_kernel("c", 22.5, 23, 1)))
-    assert (found["sync"], found["other"]) == (pytest.approx(1), pytest.approx(2))
+    assert [found["sync"], found["other"]] == pytest.approx([1, 2])
 
 
 def test_a_blocking_call_of_a_thread_that_launches_nothing_is_ignored() -> None:
@@ -175,14 +175,14 @@ def test_correlation_ids_that_repeat_are_matched_in_time() -> None:
     assert device_work(builder.build())["launch_start_ns"].to_list() == [ns(0), ns(1000)]
 
 
-def test_a_host_only_trace_computes_in_its_leaf_operators() -> None:
+def test_a_host_only_trace_computes_in_its_operators() -> None:
     builder = RunBuilder(device_kind="cpu").op("aten::linear", 0, 10).op("aten::addmm", 1, 8)
     builder.op("SyncBatchNorm", 20, 10).op("aten::mul", 21, 2).op("c10d::allgather_", 23, 6)
     builder.loader(40, 10).op("aten::stack", 41, 5).collective("all_reduce", 60, 5, source="host")
     act = activity(builder.build())[0]
     assert not act.on_device
     assert act.idle is None
-    assert (total(act.compute) / 1e6, total(act.comm) / 1e6) == (8 + 2, 5)
+    assert (total(act.compute) / 1e6, total(act.comm) / 1e6) == (10 + 2, 5)
 
 
 def test_asynchronous_communication_of_a_host_only_trace_overlaps_its_operators() -> None:
