@@ -116,7 +116,7 @@ def _expected(rows: pl.DataFrame) -> dict[str, object]:
 
 def _size_ticks(sizes: pl.Series) -> dict[str, object]:
     """Ticks at powers of two, written as sizes, at most nine of them; the range leaves half a step on both sides."""
-    low, high = int(sizes.min() or 1).bit_length() - 1, int(sizes.max() or 1).bit_length()  # type: ignore[call-overload]
+    low, high = min(sizes.to_list()).bit_length() - 1, max(sizes.to_list()).bit_length()
     stride = max(1, -(-(high - low) // 8))
     powers = range(low, high + stride, stride)
     log2 = 0.30103

@@ -112,4 +112,4 @@ def bar_marker(activity: Activity) -> dict[str, object]:
         hatch = {"shape": activity.pattern, "fgcolor": activity.light, "bgcolor": activity.light_ground}
         return {"color": activity.light, "line": line, "pattern": {**hatch, "size": 6, "solidity": 0.45}}
     hatch = {"shape": activity.pattern, "fgcolor": GROUND, "bgcolor": activity.light}
-    return {"color": activity.light, "line": line, "pattern": {**hatch, "size": 5, "solidity": 0.25}}
+    return {"color": activity.light, "line": line, "pattern": {**hatch, "size": 7, "solidity": 0.15}}

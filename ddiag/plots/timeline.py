@@ -215,7 +215,7 @@ def _thinned(
         lanes = {}
         for kind in KINDS:
             for (rank,), frame in spans.get(kind.key, pl.DataFrame()).group_by("rank") if kind.key in spans else ():
-                lanes[int(rank), kind.key] = _lane(kind, frame.sort("start_ns"), place, resolution)  # type: ignore[call-overload]
+                lanes[int(rank), kind.key] = _lane(kind, frame.sort("start_ns"), place, resolution)
         if sum(len(lane.start) for lane in lanes.values()) <= MOST_SPANS:
             return lanes, resolution
         resolution *= 2
@@ -255,7 +255,7 @@ def _table(spans: dict[str, pl.DataFrame], window_ns: int) -> DataTable:
             longest = int(length.arg_max() or 0)
             records.append(
                 {
-                    "rank": int(rank),  # type: ignore[call-overload]
+                    "rank": int(rank),
                     "lane": "Communication" if kind is TRANSFER else kind.label,
                     "count": frame.height,
                     "ms": int(length.sum()) / 1e6,

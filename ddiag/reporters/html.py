@@ -36,7 +36,7 @@ class HtmlReporter:
         page = build_page(diagnosis, signals, run)
         return _environment().get_template("report.html.j2").render(
             page=page,
-            title=self._title or f"ddiag: {page.status.word}",
+            title=self._title or f"ddiag: {page.status}",
             generated_at=self._generated_at,
             styles=[_asset(name) for name in STYLES],
             scripts=[_asset(name) for name in SCRIPTS],
@@ -73,6 +73,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_folder()),
         autoescape=True,
+        finalize=html_text.harmless,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

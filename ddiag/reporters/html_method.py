@@ -1,10 +1,10 @@
-"""The job in one line, and what each number means."""
+"""What each number of the report means and how sure it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddiag.model.signals import Collectives, InputWait, JobFacts, KernelMix, Memory, Signals, StepBudget
+from ddiag.model.signals import Collectives, InputWait, KernelMix, Memory, Signals, StepBudget
 from ddiag.plots.numbers import short, span, thousands
 from ddiag.rulekit.diagnosis import Diagnosis
 
@@ -21,48 +21,15 @@ class Definition:
     text: str
 
 
-def job_line(diagnosis: Diagnosis, signals: Signals) -> str:
-    """'8 ranks on 2 hosts · 8 × NVIDIA H100 · nccl · 5 steps · 200 ms per step'."""
-    facts, budget = signals.get(JobFacts), signals.get(StepBudget)
-    parts: list[str] = []
-    if facts is not None:
-        parts.append(_ranks(facts, diagnosis))
-        parts += (
-            [_devices(facts)] if facts.device_names else [facts.device_kind] if facts.device_kind != "other" else []
-        )
-        parts += [", ".join(words) for words in (facts.backends, facts.frameworks) if words]
-    if budget is not None and budget.n_steps:
-        steps = f"{budget.n_steps:,} steady step{'s' if budget.n_steps != 1 else ''}"
-        left_out = f" ({len(budget.excluded_steps)} left out)" if budget.excluded_steps else ""
-        parts += [steps + left_out, f"median step {span(budget.step_ms)}"]
-    size = sum(item.bytes for item in diagnosis.coverage.inputs)
-    if size:
-        count = len(diagnosis.coverage.inputs)
-        parts.append(f"{count:,} file{'s' if count != 1 else ''}")
-    return " · ".join(parts)
-
-
-def _ranks(facts: JobFacts, diagnosis: Diagnosis) -> str:
-    seen, expected = len(facts.ranks), facts.world_size or len(diagnosis.coverage.ranks_expected)
-    words = f"{seen:,} of {expected:,} ranks" if expected > seen else f"{seen:,} rank{'s' if seen != 1 else ''}"
-    hosts = len(facts.hosts)
-    return words + (f" on {hosts:,} host{'s' if hosts != 1 else ''}" if hosts else "")
-
-
-def _devices(facts: JobFacts) -> str:
-    more = f", … ({len(facts.device_names)} kinds)" if len(facts.device_names) > 2 else ""
-    return ", ".join(facts.device_names[:2]) + more
-
-
 PARTS = (
-    "Each instant of a step is counted once: {what} first, then exposed communication, copies, and, while the device is "
-    "idle, what the host was doing. The parts sum to the step. Means are over steady steps and ranks."
+    "Each instant of a step is counted once: {what} first, then exposed communication, copies, and, while the device "
+    "is idle, what the host was doing. The parts sum to the step. Means are over steady steps and ranks."
 )
 OWN = "Step minus waiting for other ranks: what this rank itself takes."
 EXPOSED = "Communication while no compute kernel runs on that rank; overlapped communication is hidden under compute."
 MATCHED = (
-    "Calls are matched over {ranks} ranks. Transfer is the shortest duration of a call over its ranks; what a rank spends "
-    "beyond it is waiting. Bandwidth is computed from transfer."
+    "Calls are matched over {ranks} ranks. Transfer is the shortest duration of a call over its ranks; what a rank "
+    "spends beyond it is waiting. Bandwidth is computed from transfer."
 )
 UNMATCHED = (
     "Calls could not be matched across ranks, so waiting for other ranks cannot be told from transfer and no bandwidth "
@@ -73,7 +40,7 @@ BANDWIDTH = (
     "compares with the link speed of the hardware. GB/s are 10⁹ bytes per second."
 )
 CLOCKS = "Ranks are aligned by the ends of shared collectives, to within {error} µs; skews below {noise} µs are noise."
-INPUT = "Time the device is idle while the training thread fetches the next batch; waiting that compute hides is not counted."
+INPUT = "Time the device is idle while the training thread fetches the next batch; what compute hides is not counted."
 KERNELS = "Summed over kernels: kernels that run side by side count twice here, unlike in the parts of a step."
 MEMORY = "From allocator events: allocated is held by tensors, reserved is held by the caching allocator."
 

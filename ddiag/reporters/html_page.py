@@ -17,7 +17,8 @@ from ddiag.plots.table import DataTable
 from ddiag.plots.timeline import Timeline, timeline
 from ddiag.reporters import html_tables as tables
 from ddiag.reporters.html_findings import Card, make_cards
-from ddiag.reporters.html_method import Definition, definitions, job_line
+from ddiag.reporters.html_method import Definition, definitions
+from ddiag.reporters.words import job_line
 from ddiag.rulekit.diagnosis import Diagnosis, Status
 from ddiag.rulekit.finding import Abstention
 
@@ -34,12 +35,6 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("DD8", "Configuration"),
     ("DD9", "Hangs and crashes"),
 )
-
-
-@dataclass(frozen=True)
-class StatusWords:
-    key: str
-    word: str
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class Section:
 @dataclass(frozen=True)
 class Page:
     diagnosis: Diagnosis
-    status: StatusWords
+    status: str
     job: str
     step_words: str
     parts: tuple[Part, ...]
@@ -81,6 +76,12 @@ class Page:
     coverage: tuple[DataTable, ...]
     method: tuple[Definition, ...]
     ranks_of_host: Mapping[str, tuple[int, ...]]
+
+    @property
+    def tone(self) -> str:
+        """Shape and colour of the verdict: the status, or how bad it is where something is degraded."""
+        worst = self.diagnosis.worst()
+        return worst.value if worst is not None and self.status == Status.DEGRADED.value else self.status
 
     @property
     def healthy(self) -> bool:
@@ -116,8 +117,8 @@ def build_page(diagnosis: Diagnosis, signals: Signals, run: Run) -> Page:
     step_words, parts = _budget(signals)
     return Page(
         diagnosis=diagnosis,
-        status=StatusWords(diagnosis.verdict.status.value, diagnosis.verdict.status.value),
-        job=job_line(diagnosis, signals),
+        status=diagnosis.verdict.status.value,
+        job=job_line(signals),
         step_words=step_words,
         parts=parts,
         cards=make_cards(diagnosis.findings),

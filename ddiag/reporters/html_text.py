@@ -10,18 +10,19 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ddiag.plots.numbers import percent, short, size, span, thousands
+from ddiag.reporters.words import number, shown_unit
 from ddiag.rulekit.cost import name_ranks
 
 _CODE = re.compile(r"`([^`\n]+)`")
 _COMMAND = re.compile(r"^(ddiag|python3?|torchrun|nvidia-smi|rocm-smi|export|NCCL_\w+=)\b")
 _WORD = re.compile(r"[a-z]+([ ,;]|$)")
-_SHARE_UNITS = ("of ", "share")
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def inline(text: str) -> Markup:
     """Escaped text in which `backticks` become code and long names may break."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(harmless(text)))))
 
 
 def sentence(text: str) -> Markup:
@@ -56,18 +57,13 @@ def is_command(text: str) -> bool:
 
 
 def evidence_value(value: float | int | str | None, unit: str) -> str:
-    """A number of an evidence table; shares (0-1, 'of step') as percent."""
-    if value is None:
-        return "–"
-    if isinstance(value, (str, bool)):
-        return str(value)
-    if unit.startswith(_SHARE_UNITS) and 0 <= abs(value) <= 1.5:
-        return percent(value)
-    if unit == "bytes":
-        return size(value)
-    if isinstance(value, int) or value == int(value):
-        return thousands(value, 0)
-    return f"{value:.1e}" if 0 < abs(value) < 1e-4 else short(value)
+    """A value or limit of an evidence table."""
+    return number(value, unit) or "–"
+
+
+def harmless(value: object) -> object:
+    """Every text the templates print passes here: no control characters, nothing that turns the writing direction."""
+    return _INVISIBLE.sub(" ", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -78,6 +74,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "raw": raw,
     "copy_text": copy_text,
     "is_command": is_command,
+    "shown_unit": shown_unit,
     "evidence_value": evidence_value,
     "ms": short,
     "percent": percent,
