@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddiag.model.signals import JobFacts, StepBudget
 from ddiag.rulekit.cost import severity_for
-from ddiag.rulekit.finding import Confidence, Severity
+from ddiag.rulekit.finding import Abstain, Confidence, Severity
 
 ENOUGH_STEPS = 3
 """Steady steps from which a repeated figure is more than an accident."""
@@ -31,6 +31,16 @@ def severity_over_steps(share: float, budget: StepBudget, *, warning: float, cri
     """:func:`severity_for`, but one step alone, which may be an odd one, is never critical."""
     severity = severity_for(share, warning=warning, critical=critical)
     return Severity.WARNING if severity is Severity.CRITICAL and budget.n_steps < 2 else severity
+
+
+def host_time_unknown(budget: StepBudget, facts: JobFacts) -> Abstain | None:
+    """What a rule about host time says of a single step with Python stacks: recording them is most of what it shows."""
+    if budget.n_steps >= 2 or not facts.with_stack:
+        return None
+    return Abstain(
+        "one step with Python stacks recorded does not tell the host's own pace from the profiler's",
+        "profile 5+ marked steps with torch.profiler and with_stack=False",
+    )
 
 
 def over_steps(budget: StepBudget) -> str:

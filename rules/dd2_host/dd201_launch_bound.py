@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals import HostLaunch, JobFacts, OptimizerStep, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
+from ddiag.rulekit.quality import confidence_for, doubts, host_time_unknown, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD201",
@@ -68,6 +68,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if short_ms < limits.gap_ms or share < limits.gap_share or long_ms > limits.long_gap_part * gap_ms:
         return
     if host.median_kernel_us > limits.kernel_us or host.launches_per_step < limits.launches:
+        return
+    unknown = host_time_unknown(budget, facts)
+    if unknown is not None:
+        yield unknown
         return
     yield Finding(
         title=f"launch-bound: {host.launches_per_step:,.0f} launches per step of kernels around "

@@ -26,7 +26,7 @@ import polars as pl
 
 from ddiag.model.signals import JobFacts, StepBudget, SyncPoints
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
+from ddiag.rulekit.quality import confidence_for, doubts, host_time_unknown, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD202",
@@ -63,6 +63,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     stalled = sorted(rank for rank, stall in per_rank.items() if stall >= floor)
     if not stalled:
+        return
+    unknown = host_time_unknown(budget, facts)
+    if unknown is not None:
+        yield unknown
         return
     stall_ms = max(per_rank[rank] for rank in stalled)
     share = stall_ms / budget.step_ms

@@ -24,7 +24,7 @@ import polars as pl
 
 from ddiag.model.signals import HostLaunch, JobFacts, LateRanks, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
-from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
+from ddiag.rulekit.quality import confidence_for, doubts, host_time_unknown, over_steps, severity_over_steps
 
 RULE = Rule(
     id="DD204",
@@ -55,15 +55,20 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, host = signals[JobFacts], signals[StepBudget], signals[HostLaunch]
-    if host.long_gaps is None or host.long_gaps.is_empty() or not budget.on_device or budget.step_ms <= 0:
+    if host.long_gaps is None or not budget.on_device or budget.step_ms <= 0:
         return
     steps = max(budget.n_steps, 1)
-    per_rank = dict(host.long_gaps.group_by("rank").agg(pl.col("gap_ms").sum() / steps).sort("rank").iter_rows())
+    inner = _inside(host.long_gaps, budget)
+    per_rank = dict(inner.group_by("rank").agg(pl.col("gap_ms").sum() / steps).sort("rank").iter_rows())
     floor = max(limits.gap_ms, limits.gap_share * budget.step_ms)
     paused = sorted(rank for rank, gap in per_rank.items() if gap >= floor)
     if not paused or _is_one_late_rank(paused, facts, signals.get(LateRanks)):
         return
-    gaps = host.long_gaps.filter(pl.col("rank").is_in(paused))
+    unknown = host_time_unknown(budget, facts)
+    if unknown is not None:
+        yield unknown
+        return
+    gaps = inner.filter(pl.col("rank").is_in(paused))
     gap_ms = sum(per_rank[rank] for rank in paused) / len(paused)
     share = gap_ms / budget.step_ms
     in_calls = float(gaps["host_ms_in_calls"].fill_null(0.0).sum()) / float(gaps["gap_ms"].sum())
@@ -95,6 +100,16 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why="nothing was queued on the device; the training thread was neither in the loader nor in a blocking call",
         doubt=doubts(facts, "work on threads that the profiler does not record (data staging, a lock) is not seen"),
     )
+
+
+def _inside(gaps: pl.DataFrame, budget: StepBudget) -> pl.DataFrame:
+    """The gaps of the job: where the whole capture is one step, its idle beginning and end are the profiler's."""
+    if budget.source != "window":
+        return gaps
+    edges = budget.table.group_by("rank").agg(first=pl.col("start_ns").min(), last=pl.col("end_ns").max())
+    ends = pl.col("start_ns") + (pl.col("gap_ms") * 1e6).cast(pl.Int64)
+    placed = gaps.join(edges, on="rank").filter((pl.col("start_ns") > pl.col("first")) & (ends < pl.col("last")))
+    return placed.drop("first", "last")
 
 
 def _is_one_late_rank(paused: list[int], facts: JobFacts, late: LateRanks | None) -> bool:

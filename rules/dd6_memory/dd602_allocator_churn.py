@@ -85,18 +85,20 @@ def _churn(
     facts: JobFacts, budget: StepBudget, calls: AllocatorCalls, memory: Memory | None, limits: Limits, share: float
 ) -> Finding:
     uncached = calls.mallocs_per_step >= limits.uncached_per_step
-    frees = Evidence("cudaFree", round(calls.frees_per_step, 2), "per step", limits.frees_per_step, over_steps(budget))
+    api = "hip" if facts.device_kind == "rocm" else "cuda"
+    what = "the caching allocator is off" if uncached else "memory is freed and requested again inside steps"
     return Finding(
-        title=f"memory is freed and requested again inside steps: {calls.frees_per_step:.3g} cudaFree and "
-        f"{calls.mallocs_per_step:.3g} cudaMalloc calls take {calls.ms_per_step:.1f} ms per step on rank "
-        f"{calls.worst_rank}",
+        title=f"{what}: {calls.frees_per_step:.3g} {api}Free and {calls.mallocs_per_step:.3g} {api}Malloc calls take "
+        f"{calls.ms_per_step:.1f} ms per step on rank {calls.worst_rank}",
         severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where="caching allocator"),
         evidence=(
             Evidence("allocator calls", round(calls.ms_per_step, 3), "ms/step", limits.calls_ms, "worst rank"),
             Evidence("allocator calls", round(share, 4), "of step", limits.calls_share, "time / median step"),
-            frees,
+            Evidence(
+                f"{api}Free", round(calls.frees_per_step, 2), "per step", limits.frees_per_step, over_steps(budget)
+            ),
             Evidence(
                 "cudaMalloc", round(calls.mallocs_per_step, 2), "per step", limits.uncached_per_step, "worst rank"
             ),
@@ -159,5 +161,7 @@ def _fixes(*, uncached: bool) -> tuple[str, ...]:
         "fewer different shapes: pad to a few lengths, drop_last=True; a slightly smaller micro-batch for headroom",
     ]
     if uncached:
-        steps.insert(0, "switch caching on again: unset PYTORCH_NO_CUDA_MEMORY_CACHING")
+        steps.insert(
+            0, "switch caching on again: unset PYTORCH_NO_CUDA_MEMORY_CACHING (and PYTORCH_NO_HIP_MEMORY_CACHING)"
+        )
     return tuple(steps)

@@ -1,8 +1,8 @@
 import polars as pl
 import pytest
 
-from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from ddiag.rulekit import Abstain, Confidence, Severity
+from tests.rules.checking import check, evidence, findings, the_finding
 
 BOUND = {"launch_gap_ms": 50.0, "median_kernel_us": 6.0, "launches_per_step": 9000.0, "host_busy_share": 0.97}
 HUNGRY = {"host_launch": BOUND, "step_budget": {"host_ms": 50.0}}
@@ -80,3 +80,9 @@ def test_an_unfused_optimizer_is_part_of_the_advice() -> None:
 
 def test_a_host_only_trace_has_no_launches_to_judge() -> None:
     assert findings("DD201", job_facts={"device_kind": "cpu"}) == []
+
+
+def test_one_step_with_python_stacks_does_not_decide() -> None:
+    (said,) = check("DD201", steps=1, job_facts={"with_stack": True}, **HUNGRY)
+    assert isinstance(said, Abstain)
+    assert "with_stack=False" in said.capture

@@ -1,8 +1,8 @@
 import polars as pl
 import pytest
 
-from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from ddiag.rulekit import Abstain, Confidence, Severity
+from tests.rules.checking import check, evidence, findings, the_finding
 
 ITEM = {"stall_ms": 30.0, "count_per_step": 12.0, "op": "aten::item", "where": "train.py(88): log_loss"}
 
@@ -78,3 +78,9 @@ def test_recorded_stacks_lower_confidence() -> None:
 
 def test_a_host_only_trace_has_no_device_to_run_dry() -> None:
     assert findings("DD202", job_facts={"device_kind": "cpu"}, sync_points=ITEM) == []
+
+
+def test_one_step_with_python_stacks_does_not_decide() -> None:
+    (said,) = check("DD202", steps=1, job_facts={"with_stack": True}, sync_points=ITEM)
+    assert isinstance(said, Abstain)
+    assert "with_stack=False" in said.capture

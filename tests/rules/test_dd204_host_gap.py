@@ -1,9 +1,9 @@
 import polars as pl
 import pytest
 
-from ddiag.rulekit import Confidence, Severity
+from ddiag.rulekit import Abstain, Confidence, Severity
 from tests.factories import EPOCH_NS
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 
 def gaps(
@@ -65,3 +65,26 @@ def test_no_gaps_and_no_evidence_of_gaps_are_quiet() -> None:
 def test_recorded_stacks_lower_confidence() -> None:
     found = the_finding("DD204", host_launch={"long_gaps": gaps(30.0)}, job_facts={"with_stack": True})
     assert found.confidence is Confidence.MEDIUM
+
+
+def test_one_step_with_python_stacks_does_not_decide() -> None:
+    (said,) = check("DD204", steps=1, job_facts={"with_stack": True}, host_launch={"long_gaps": gaps(30.0)})
+    assert isinstance(said, Abstain)
+    assert "with_stack=False" in said.capture
+
+
+def window(*starts_ms: float) -> dict[str, object]:
+    """A capture of 200 ms as one step of one rank, with gaps of 30 ms at *starts_ms*."""
+    table = gaps(30.0, ranks=(0,)).head(len(starts_ms))
+    starts = pl.Series("start_ns", [EPOCH_NS + round(ms * 1e6) for ms in starts_ms])
+    shape = {"steps": 1, "job_facts": {"ranks": (0,)}, "step_budget": {"source": "window"}}
+    return {**shape, "host_launch": {"long_gaps": table.with_columns(starts, step=pl.lit(0))}}
+
+
+@pytest.mark.parametrize("start_ms", [0.0, 170.0])
+def test_the_idle_ends_of_a_capture_without_steps_are_the_profilers(start_ms: float) -> None:
+    assert findings("DD204", **window(start_ms)) == []
+
+
+def test_a_gap_inside_a_capture_without_steps_counts() -> None:
+    assert the_finding("DD204", **window(0.0, 60.0)).cost.ms_per_step == 30.0

@@ -23,6 +23,14 @@ def test_critical_when_a_quarter_of_the_step_goes_into_it() -> None:
 def test_a_cache_that_is_switched_off_is_named_first() -> None:
     found = the_finding("DD602", allocator_calls={**CHURN, "mallocs_per_step": 900.0, "frees_per_step": 900.0})
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in found.fix[0]
+    assert found.title.startswith("the caching allocator is off: 900 cudaFree and 900 cudaMalloc")
+
+
+def test_amd_devices_have_calls_of_their_own_name() -> None:
+    amd = {"device_kind": "rocm", "device_names": ("AMD Instinct MI300X",)}
+    found = the_finding("DD602", allocator_calls=CHURN, job_facts=amd)
+    assert "3 hipFree and 3 hipMalloc" in found.title
+    assert evidence(found, "hipFree").value == 3.0
 
 
 def test_cheap_calls_are_quiet() -> None:
