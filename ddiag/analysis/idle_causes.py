@@ -21,6 +21,8 @@ from ddiag.model.run import Run
 
 _LEAD_NS = 100_000
 """Work that starts this long after its launch was waiting in a queue: the host leads (launching takes 5-25 µs)."""
+_SIGNIFICANT_NS = 50_000
+"""A call that blocked this long has made the host lose its lead."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,23 @@ def _sync(calls: pl.DataFrame, idle: Intervals, busy: Intervals, work: pl.DataFr
     first = np.full(start.size, idle[0, 0])
     lost_from = covered(idle, first, start)
     lost_to = np.minimum(covered(idle, first, _lead_regained(end, work)), lost_from + blocked)
-    already = np.concatenate(([0], np.maximum.accumulate(np.maximum(lost_to, lost_from))[:-1]))
-    lost_from = np.maximum(lost_from, already)
-    stall = np.maximum(lost_to - lost_from, 0)
-    guilty = stall > 0
+    guilty = lost_to > lost_from
     spans = union(_at_idle(idle, lost_from[guilty]), _at_idle_end(idle, lost_to[guilty]))
-    return intersect(idle, spans), calls.with_columns(pl.Series("stall_ns", stall))
+    lost = intersect(idle, spans)
+    return lost, calls.with_columns(pl.Series("stall_ns", _owned(lost, start, blocked)))
+
+
+def _owned(lost: Intervals, start: Times, blocked: Times) -> Times:
+    """Idle time of each call: what lies between it and the next one that blocked for long.
+
+    Calls that follow at once (reading a second value) find the device idle already and block for next to nothing.
+    """
+    long = np.flatnonzero(blocked >= _SIGNIFICANT_NS)
+    candidates = long if long.size else np.arange(start.size)
+    owner = candidates[np.maximum(np.searchsorted(start[candidates], lost[:, 0], side="right") - 1, 0)]
+    owned = np.zeros(start.size, dtype=np.int64)
+    np.add.at(owned, owner, lost[:, 1] - lost[:, 0])
+    return owned
 
 
 def _lead_regained(after: Times, work: pl.DataFrame) -> Times:
