@@ -76,11 +76,17 @@ def _host_rows(run: Run, windows: StepWindows) -> pl.DataFrame:
     ops = in_steady(ops, windows, host=True)
     tree = call_tree(ops)
     tree = tree.with_columns(pl.Series("ns", self_ns(tree)))
-    tree = where_name(tree, lambda name: "::" in name and not is_loader(name) and collective_op(name) is None)
+    tree = where_name(tree, _is_operator)
     updating = inside(tree, optimizer_spans(run))["row"].to_list()
     in_update = pl.when(pl.col("row").is_in(updating)).then(pl.lit("optimizer"))
     named = labelled(tree, op_class, "kernel_class")
     return named.select("rank", "name", in_update.otherwise("kernel_class").alias("kernel_class"), "ns")
+
+
+def _is_operator(name: str) -> bool:
+    """An operator of a library: neither a span of the engine, nor a wait for input, nor communication."""
+    engine = name.startswith(("autograd::", "torch::autograd::", "torch::distributed::", "torch::jit::"))
+    return "::" in name and not engine and not is_loader(name) and collective_op(name) is None
 
 
 def _by(rows: pl.DataFrame, keys: list[str], steps: int) -> pl.DataFrame:
