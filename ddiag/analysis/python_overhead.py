@@ -42,7 +42,7 @@ def python_overhead(run: Run, windows: StepWindows, acts: Mapping[int, RankActiv
         checkpoint_ms=_longest_save_ms(run, windows, ranks),
         logging_ms_per_step=max(_per_step(run, windows, ranks, is_logging).values()),
         compile_ms=float(max(in_steps.values())),
-        anomaly_mode=_anomaly_mode(run),
+        anomaly_mode=_anomaly_frame(run, compiled) or _checks_every_gradient(run),
         find_unused_ms=_find_unused_ms(run, windows, ranks),
         dataloader_workers=_dataloader_workers(run),
     )
@@ -75,11 +75,19 @@ def _longest_save_ms(run: Run, windows: StepWindows, ranks: list[int]) -> float:
     return longest / NS_PER_MS
 
 
-def _anomaly_mode(run: Run) -> bool:
-    """Anomaly detection shows by its frame, or because nearly every backward node is checked for NaN."""
+def _anomaly_frame(run: Run, compiled: Mapping[int, Intervals]) -> bool:
+    """Anomaly detection was switched on, other than by the compiler while it traces."""
+    frames = where_name(run.table("ops"), lambda name: _ANOMALY_FRAME.search(name) is not None)
+    for rank, compiling in compiled.items():
+        start = times(frames.filter(pl.col("rank") == rank), "start_ns")
+        if (covered(compiling, start, start + 1) == 0).any():
+            return True
+    return False
+
+
+def _checks_every_gradient(run: Run) -> bool:
+    """Nearly every backward node is followed by a check for NaN: what anomaly detection does, and nothing else."""
     ops = run.table("ops")
-    if not where_name(ops, lambda name: _ANOMALY_FRAME.search(name) is not None).is_empty():
-        return True
     nodes = where_name(ops, lambda name: name.startswith(_BACKWARD_NODE))
     checks = where_name(ops, lambda name: name == "aten::isnan")
     inside = 0

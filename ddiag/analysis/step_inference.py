@@ -34,7 +34,7 @@ def infer_steps(run: Run) -> tuple[pl.DataFrame, str]:
     return pl.DataFrame(schema=STEP_SCHEMA), ""
 
 
-def _optimizer_ends(run: Run) -> pl.DataFrame:
+def optimizer_ends(run: Run) -> pl.DataFrame:
     """A step ends where the optimizer's does. More updates than batches (two optimizers): the batches tell."""
     spans = where_name(_host_spans(run), lambda name: _OPTIMIZER_STEP.match(name) is not None)
     if spans.is_empty():
@@ -68,7 +68,7 @@ def _repeating_collectives(run: Run) -> pl.DataFrame:
 
 
 _FINDERS: dict[str, Callable[[Run], pl.DataFrame]] = {
-    "the optimizer's step": _optimizer_ends,
+    "the optimizer's step": optimizer_ends,
     "zero_grad": _zero_grads,
     "waits for the next batch": _loader_starts,
     "the repeating sequence of kernels": _repeating_kernels,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from ddiag.analysis.names import of_kind, outermost, where_name
-from ddiag.analysis.step_inference import infer_steps
+from ddiag.analysis.step_inference import infer_steps, optimizer_ends
 from ddiag.model.run import Run
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep[#*]?\s*(\d*)$")
@@ -19,6 +19,8 @@ _OWN_MARK = re.compile(
 )
 _PAUSE = 0.5
 """Steps further apart than this share of a median step are not consecutive (another profiler cycle)."""
+_MICRO_BATCHES = 1.5
+"""Marks per optimizer step from which they mark micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ def _profiler_steps(run: Run) -> pl.DataFrame:
 
 
 def _own_marks(run: Run) -> pl.DataFrame:
-    """Annotations such as ``train_step 12`` that every rank repeats."""
+    """Annotations such as ``train_step 12`` that every rank repeats; not where they mark micro-batches of an update."""
     spans = _one_per_moment(_host_marks(run, _OWN_MARK).select("rank", "start_ns", "end_ns"))
     counts = spans.group_by("rank").len()
     ranks = run.table("captures")["rank"].n_unique()
-    if counts.height < ranks or counts.filter(pl.col("len") < 2).height:
+    updates = optimizer_ends(run).height
+    micro_batches = updates >= 2 * ranks and spans.height >= _MICRO_BATCHES * updates
+    if counts.height < ranks or counts.filter(pl.col("len") < 2).height or micro_batches:
         spans = spans.clear()
     return _contiguous(_numbered(spans))
 

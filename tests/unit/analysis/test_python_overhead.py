@@ -106,6 +106,12 @@ def test_the_frame_of_anomaly_mode_tells_too() -> None:
     assert overhead(healthy().python("torch/autograd/anomaly_mode.py(88): __enter__", 1, 0.1).build()).anomaly_mode
 
 
+def test_the_compiler_switches_anomaly_mode_on_for_itself_while_it_traces() -> None:
+    builder = healthy().op("create_aot_dispatcher_function", 210, 40)
+    found = overhead(builder.python("torch/autograd/anomaly_mode.py(88): __enter__", 220, 0.1).build())
+    assert not found.anomaly_mode
+
+
 def test_ddps_search_for_unused_parameters_is_measured_where_seen() -> None:
     builder = healthy()
     for k in range(4):

@@ -213,6 +213,16 @@ def test_own_annotations_mark_steps() -> None:
     assert (windows.source, windows.table.height) == ("annotation", 4)
 
 
+def test_own_annotations_of_micro_batches_give_way_to_the_optimizer() -> None:
+    builder = RunBuilder().capture(0, 400)
+    for k in range(16):
+        builder.annotation("training_step", 25 * k, 24).launch_kernel("gemm", 25 * k + 2, 25 * k + 3, 15)
+        if k % 4 == 3:
+            builder.annotation("Optimizer.step#AdamW.step", 25 * k + 20, 4)
+    windows = find_steps(builder.build())
+    assert (windows.source, windows.table.height) == ("inferred", 4)
+
+
 def test_tensorflow_steps_come_from_the_steps_table() -> None:
     run = run_of_steps(100, 100, 100).build()
     tables = {name: frame for name, frame in run.tables.items() if name != "ops"}
