@@ -35,15 +35,23 @@ def generate(job: Job, folder: Path) -> list[Path]:
     ]
 
 
+STEP_COMPUTE_MS = 68.0
+STEP_HOST_MS = 6.0
+"""What one step of the default job takes on the device and on the host."""
+
+
 def _rank(job: Job, index: int) -> Rank:
-    late = job.late
-    slow = late is not None and late.kind == "device" and late.rank == index
-    # The step's compute is about 68 ms at scale 1; `ms` more of it is a slower clock for every kernel.
-    device_factor = 1 + late.ms / (68 * job.compute_scale) if late is not None and slow else 1.0
+    late = job.late if job.late is not None and job.late.rank == index else None
+    host_factor = device_factor = 1.0
+    if late is not None and late.kind == "device":
+        device_factor = 1 + late.ms / (STEP_COMPUTE_MS * job.compute_scale)
+    if late is not None and late.kind == "host":
+        host_factor = (STEP_COMPUTE_MS * job.compute_scale + late.ms) / STEP_HOST_MS
     return Rank(
         index,
         seed=job.seed,
         on_device=job.on_device,
+        host_factor=host_factor,
         device_factor=device_factor,
         launch_blocking=job.launch_blocking,
     )

@@ -39,17 +39,15 @@ class Communication:
         self._synchronised = synchronised
         self._pending_bytes = 0.0
 
-    def gradient_ready(self, share: float) -> Program:
-        """Fill the bucket with a share of the layer's gradients; reduce it as often as it is full."""
+    def gradient_ready(self, size: float, *, last: bool) -> Program:
+        """Put one parameter's gradient into the bucket; reduce the bucket when it is full or nothing follows."""
         if not self._synchronised:
             return
-        self._pending_bytes += share * self.job.layer_bytes
-        while self._pending_bytes >= self.job.bucket_bytes:
-            yield from self._reduce_bucket(self.job.bucket_bytes)
+        self._pending_bytes += size
+        if self._pending_bytes >= self.job.bucket_bytes or last:
+            yield from self._reduce_bucket()
 
     def end_backward(self) -> Program:
-        if self._synchronised and self._pending_bytes >= 1:
-            yield from self._reduce_bucket(int(self._pending_bytes))
         for size in self._deferred:
             yield from self.call(self.data, "all_reduce", size, size)
         self._deferred.clear()
@@ -61,15 +59,14 @@ class Communication:
             yield from self.call(self.data, "all_reduce", 4, 4)
             self.rank.stream_waits(COMPUTE, self.data.stream)
         if self.job.barrier:
-            with self.rank.span("c10d::barrier"):
-                yield from self.call(self.data, "barrier", 1, 1)
-                self.rank.stream_waits(COMPUTE, self.data.stream)
-                if self.rank.on_device:
-                    self.rank.synchronize("cudaStreamSynchronize", self.data.stream)
+            yield from self.call(self.data, "barrier", 1, 1)
+            self.rank.stream_waits(COMPUTE, self.data.stream)
+            if self.rank.on_device:
+                self.rank.synchronize("cudaStreamSynchronize", self.data.stream)
 
-    def _reduce_bucket(self, size: int) -> Program:
-        self._pending_bytes = max(0.0, self._pending_bytes - size)
-        size -= size % 4
+    def _reduce_bucket(self) -> Program:
+        size = round(self._pending_bytes / 4) * 4
+        self._pending_bytes = 0.0
         if self.job.overlap:
             yield from self.call(self.data, "all_reduce", size, size)
         else:
@@ -79,14 +76,17 @@ class Communication:
         """Issue one collective the way c10d records it: the call, the span inside it, the kernel."""
         dtype = "Byte" if op == "barrier" else self.job.gradient_dtype if bytes_in > 4 else "Float"
         call = Call(group, op, bytes_in, bytes_out, dtype)
+        names = NCCL_OPS[op]
         if not self.rank.on_device:
             # gloo runs it on a thread of its own and leaves nothing but that thread's span.
-            self.rank.host(30)
-            yield from self.rank.collective(call, f"gloo:{op}")
+            with self.rank.span(names.operator):
+                self.rank.host(30)
+                yield from self.rank.collective(call, f"gloo:{op}")
             return
         with (
+            self.rank.span(names.operator),
             self.rank.span("record_param_comms", call=call),
-            self.rank.span(f"nccl:{NCCL_OPS[op][2]}", "annotation"),
+            self.rank.span(f"nccl:{names.span}", "annotation"),
         ):
             self.rank.host(22)
             yield from self.rank.collective(call, nccl_kernel(op, dtype, flavour=self.job.flavour))
@@ -119,7 +119,7 @@ class FullySharded(Communication):
                     self.data, "reduce_scatter", self._unit_bytes, self._unit_bytes // len(self.data.ranks)
                 )
 
-    def gradient_ready(self, share: float) -> Program:
+    def gradient_ready(self, size: float, *, last: bool) -> Program:
         yield from ()
 
     def _need(self, index: int, *, first: int, following: int) -> Program:

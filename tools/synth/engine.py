@@ -78,10 +78,18 @@ class Rank:
     """One rank's clock, threads and streams, and the record of what happened on them."""
 
     def __init__(
-        self, rank: int, *, seed: int, on_device: bool, device_factor: float = 1.0, launch_blocking: bool = False
+        self,
+        rank: int,
+        *,
+        seed: int,
+        on_device: bool,
+        host_factor: float = 1.0,
+        device_factor: float = 1.0,
+        launch_blocking: bool = False,
     ) -> None:
         self.rank = rank
         self.on_device = on_device
+        self.host_factor = host_factor
         self.launch_blocking = launch_blocking
         self.random = random.Random(seed * 1_000_003 + rank)
         self.device_factor = device_factor
@@ -106,7 +114,7 @@ class Rank:
 
     def host(self, micros: float) -> None:
         """Let the host work for about so long."""
-        self.now_ns += self.jitter(micros * 1e3, 0.05)
+        self.now_ns += self.jitter(micros * 1e3 * self.host_factor, 0.05)
 
     @contextmanager
     def span(

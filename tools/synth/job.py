@@ -12,7 +12,8 @@ class Late:
     """A rank that is later than its peers in every step."""
 
     kind: str
-    """compute (more work), device (same work, slower), input, host, or rotating (more work, another rank each step)."""
+    """compute (more work), device (same work, slower), input (slower loader), host (slower processor),
+    host_after_sync (host work between steps, behind an .item()) or rotating (more work, another rank each step)."""
     ms: float
     """About how much later, per step."""
     rank: int = 2
@@ -74,6 +75,7 @@ class Job:
     optimizer: str = "fused"
     """fused, loop (one parameter at a time) or cpu (offloaded)."""
     params_per_layer: int = 12
+    """Parameters of one block; all have gradients of similar size."""
 
     device_memory_bytes: int = 80 * 1024 * MIB
     memory_share: float = 0.55

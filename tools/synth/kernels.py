@@ -113,14 +113,29 @@ def kernel_name(kernel: str, *, precision: str, rocm: bool) -> str:
     return KERNEL_NAMES[kernel]
 
 
+@dataclass(frozen=True)
+class CollectiveNames:
+    """What one collective is called in the places where a trace names it."""
+
+    kernel: str
+    argument: str
+    """'Collective name'."""
+    span: str
+    """After 'nccl:'."""
+    operator: str
+
+
 NCCL_OPS = {
-    "all_reduce": ("AllReduce_Sum_{dtype}_RING_LL", "allreduce", "all_reduce"),
-    "all_gather": ("AllGather_RING_LL", "_allgather_base", "_all_gather_base"),
-    "reduce_scatter": ("ReduceScatter_Sum_{dtype}_RING_LL", "_reduce_scatter_base", "_reduce_scatter_base"),
-    "broadcast": ("Broadcast_RING_LL", "broadcast", "broadcast"),
-    "barrier": ("AllReduce_Sum_u8_RING_LL", "barrier", "all_reduce_barrier"),
+    "all_reduce": CollectiveNames("AllReduce_Sum_{dtype}_RING_LL", "allreduce", "all_reduce", "c10d::allreduce_"),
+    "all_gather": CollectiveNames("AllGather_RING_LL", "_allgather_base", "_all_gather_base", "c10d::_allgather_base_"),
+    "reduce_scatter": CollectiveNames(
+        "ReduceScatter_Sum_{dtype}_RING_LL",
+        "_reduce_scatter_base",
+        "_reduce_scatter_base",
+        "c10d::_reduce_scatter_base_",
+    ),
+    "barrier": CollectiveNames("AllReduce_Sum_u8_RING_LL", "barrier", "all_reduce_barrier", "c10d::barrier"),
 }
-"""Per operation: kernel, 'Collective name' argument, span name after 'nccl:'."""
 _NCCL_DTYPES = {"BFloat16": "bf16", "Float": "f32", "Byte": "u8"}
 
 
@@ -128,8 +143,8 @@ def nccl_kernel(op: str, dtype: str, *, flavour: str) -> str:
     """Return the device kernel's name for a collective."""
     if flavour == "rocm":
         return "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
-    stem = NCCL_OPS[op][0].format(dtype=_NCCL_DTYPES[dtype])
+    stem = NCCL_OPS[op].kernel.format(dtype=_NCCL_DTYPES[dtype])
     if flavour == "cuda_old":
-        old = {"all_reduce": "AllReduce_RING_LL_Sum_float", "broadcast": "Broadcast_RING_LL_Sum_int8_t"}
-        return f"ncclKernel_{old.get(op, stem)}(ncclWorkElem)"
+        old = "AllReduce_RING_LL_Sum_float" if op == "all_reduce" else stem
+        return f"ncclKernel_{old}(ncclWorkElem)"
     return f"ncclDevKernel_{stem}(ncclDevKernelArgsStorage<4096ul>)"

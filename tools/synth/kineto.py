@@ -114,7 +114,7 @@ class Layout:
     def _collective_args(self, call: Call) -> Json:
         element = _ELEMENT_BYTES[call.dtype]
         return {
-            "Collective name": NCCL_OPS[call.op][1],
+            "Collective name": NCCL_OPS[call.op].argument,
             "dtype": call.dtype,
             "In msg nelems": call.bytes_in // element,
             "Out msg nelems": call.bytes_out // element,
@@ -169,8 +169,8 @@ def write_trace(job: Job, rank: Rank, folder: Path, *, clock_offset_ns: int) -> 
     layout = Layout(job, rank, clock_offset_ns)
     start_ns, end_ns = _window(job, rank)
     inside = [e for e in rank.events if e.start_ns >= start_ns and _recorded_until(e, end_ns)]
-    known_ids = {e.external_id for e in inside if e.kind in ("op", "annotation")}
-    records = [layout.span(e) for e in inside if e.kind != "call" or e.external_id in known_ids | {-1}]
+    known_ids = {e.external_id for e in inside if e.kind in ("op", "annotation")} | {-1}
+    records = [layout.span(e) for e in inside if e.kind != "call" or e.external_id in known_ids]
     records += list(_arrows(layout, inside))
     if job.on_device:
         records += [layout.memory(mark) for mark in rank.memory if start_ns <= mark.at_ns <= end_ns]

@@ -45,7 +45,7 @@ _FAULTY = {
         "two workers cannot keep up", Job(workers=2, batch_ms=220, steps=8), ("DD103", "DD101")
     ),
     "launch_bound": Scenario(
-        "kernels are shorter than their launches", Job(compute_scale=0.02, layer_bytes=MIB // 2), ("DD201",)
+        "kernels are shorter than their launches", Job(compute_scale=0.02, layer_bytes=MIB // 2, batch_ms=8), ("DD201",)
     ),
     "sync_each_parameter": Scenario(
         "the gradient norm is read back parameter by parameter", Job(items_per_step=600), ("DD202",)
@@ -56,7 +56,13 @@ _FAULTY = {
     ),
     "late_input": Scenario("rank 2 waits for its loader", Job(late=Late("input", 90)), ("DD502",), ranks=(2,)),
     "late_host": Scenario(
-        "rank 2 does something on the host between steps", Job(late=Late("host", 25)), ("DD503",), ranks=(2,)
+        "rank 2's host is too slow to keep its device fed", Job(late=Late("host", 25)), ("DD503",), ranks=(2,)
+    ),
+    "late_host_after_sync": Scenario(
+        "rank 2 reads the loss back, then works on the host while its device is idle",
+        Job(late=Late("host_after_sync", 25)),
+        ("DD202", "DD503"),
+        ranks=(2,),
     ),
     "late_compute_clocks": Scenario(
         "as late_compute, and clocks differ", Job(late=Late("compute", 18), clock_offset_ms=5.0), ("DD501",), ranks=(2,)
@@ -66,7 +72,7 @@ _FAULTY = {
     ),
     "small_buckets": Scenario(
         "gradients travel in hundreds of small buckets",
-        Job(bucket_bytes=MIB // 2, latency_us=90, layer_bytes=40 * MIB),
+        Job(bucket_bytes=MIB // 2, params_per_layer=80, latency_us=90, layer_bytes=40 * MIB),
         ("DD403",),
     ),
     "giant_bucket": Scenario(
@@ -88,7 +94,7 @@ _FAULTY = {
     ),
     "offloaded_optimizer": Scenario("the optimizer runs on the host", Job(optimizer="cpu"), ("DD1001", "DD1002")),
     "fsdp_small_units": Scenario(
-        "FSDP wraps single linear layers", Job(strategy="fsdp", units_per_layer=24, latency_us=60), ("DD407",)
+        "FSDP wraps single linear layers", Job(strategy="fsdp", units_per_layer=24, latency_us=130), ("DD407",)
     ),
     "fsdp_one_unit": Scenario(
         "FSDP wraps the model as one unit",
@@ -117,7 +123,7 @@ _FAULTY = {
     "memory_near_capacity": Scenario("the device is nearly full", Job(memory_share=0.985), ("DD601",)),
     "no_sync_missing": Scenario(
         "every micro-step reduces gradients",
-        Job(accumulation=4, no_sync=False, steps=4, layer_bytes=400 * MIB, compute_scale=0.6),
+        Job(accumulation=4, no_sync=False, steps=4, layer_bytes=600 * MIB, compute_scale=0.6),
         ("DD801",),
     ),
 }

@@ -23,6 +23,8 @@ class Training:
         self.comm = communication
         self.loader = Loader(job, rank)
         self.ops = layer(attention_fused=job.attention_fused)
+        trained = [op for op in self.ops if op.grad_share]
+        self._trained_ops, self._first_trained = len(trained), trained[0]
         self._activation_bytes = int(job.memory_share * job.device_memory_bytes * 0.5 / job.layers)
 
     def program(self) -> Program:
@@ -90,7 +92,7 @@ class Training:
                 for op in reversed(self.ops):
                     self._node(op)
                     if op.grad_share:
-                        yield from self.comm.gradient_ready(op.grad_share)
+                        yield from self._accumulate(op, last=index == 0 and op is self._first_trained)
                 yield from self.comm.after_layer_backward(index)
                 rank.allocate(-self._activation_bytes)
             yield from self.comm.end_backward()
@@ -102,6 +104,16 @@ class Training:
         ):
             for op in self.ops:
                 self._op(op.aten, op.kernel, self._micros(op))
+
+    def _accumulate(self, op: Op, *, last: bool) -> Program:
+        """Hand over the gradients of an operator's parameters; the hook that reduces them runs inside."""
+        parameters = max(1, self.job.params_per_layer // self._trained_ops)
+        size = op.grad_share * self.job.layer_bytes / parameters
+        for number in range(parameters):
+            with self._evaluate("torch::autograd::AccumulateGrad"):
+                with self.rank.span("torch::autograd::AccumulateGrad"):
+                    self.rank.host(1.5)
+                yield from self.comm.gradient_ready(size, last=last and number == parameters - 1)
 
     def _node(self, op: Op) -> None:
         with self._evaluate(op.node), self.rank.span(op.node):
@@ -156,7 +168,7 @@ class Training:
     def _late_host(self) -> None:
         """Host work that only one rank does between steps, after reading a value back (metrics, a checkpoint …)."""
         late = self.job.late
-        if late is not None and late.kind == "host" and late.rank == self.rank.rank:
+        if late is not None and late.kind == "host_after_sync" and late.rank == self.rank.rank:
             self._item()
             self.rank.host(late.ms * 1e3)
 
