@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from ddiag.model.signals import JobFacts, Precision, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
-from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, Severity, View, step_cost
+from ddiag.rulekit.quality import confidence_for, over_steps
 
 RULE = Rule(
     id="DD1101",
@@ -54,9 +54,7 @@ class Limits:
     gain: float = 0.5
     """Part of it that tensor cores save (2x, the low end of what is seen)."""
     warning_share: float = 0.05
-    """Gain / step for a warning."""
-    critical_share: float = 0.25
-    """From here it is the first thing to fix."""
+    """Gain / step for a warning; never more than that, because fp32 may be meant."""
     unknown_share: float = 0.5
     """Matmul time whose format is unknown, above which nothing is said."""
 
@@ -88,7 +86,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"{precision.fp32_share:.0%} of matmul time runs in fp32 on {device}: {fp32_ms:.1f} ms per step, of "
         f"which tensor cores would save {gain_ms:.1f} ms or more",
-        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
+        severity=Severity.WARNING if share >= limits.warning_share else Severity.INFO,
         confidence=confidence_for(budget, facts),
         culprits=Culprits(where=_example(precision)),
         evidence=(

@@ -50,6 +50,10 @@ class Limits:
     """Below this nothing is won by any remedy."""
     kernel_us: float = 30.0
     """Median kernel up to which launching (5-10 µs each, more through Python) can be the bottleneck."""
+    busy_share: float = 0.5
+    """Training thread inside operators or runtime calls / step: below it, Python between them is the cause (DD204)."""
+    usual_launch_us: float = 30.0
+    """Host time per launch that an eager job needs on an idle CPU (10-20 µs, with the profiler on a little more)."""
     launches: float = 100.0
     """Launches per step: fewer cannot make the host the bottleneck."""
     long_gap_part: float = 0.5
@@ -69,6 +73,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if host.median_kernel_us > limits.kernel_us or host.launches_per_step < limits.launches:
         return
+    if host.host_busy_share < limits.busy_share:
+        return
     unknown = host_time_unknown(budget, facts)
     if unknown is not None:
         yield unknown
@@ -84,10 +90,19 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("idle between launches", round(share, 4), "of step", limits.gap_share, "without gaps over 5 ms"),
             Evidence("median kernel", round(host.median_kernel_us, 2), "µs", limits.kernel_us, "all compute kernels"),
             Evidence("launches", round(host.launches_per_step, 1), "per step", limits.launches, "runtime launch calls"),
-            Evidence("host busy", round(host.host_busy_share, 3), "of step", None, "training thread inside calls"),
+            Evidence(
+                "host busy", round(host.host_busy_share, 3), "of step", limits.busy_share, "training thread in calls"
+            ),
+            Evidence(
+                "host time per launch",
+                round(_launch_us(host, budget), 1),
+                "µs",
+                limits.usual_launch_us,
+                "time in calls / launches",
+            ),
             Evidence("graph launches", round(host.graph_launches_per_step, 1), "per step", None, "cudaGraphLaunch"),
         ),
-        fix=_fixes(host, signals.get(OptimizerStep)),
+        fix=_fixes(host, signals.get(OptimizerStep), slow_host=_launch_us(host, budget) > 2 * limits.usual_launch_us),
         verify="`ddiag analyze NEW_TRACES`: launches per step fall several-fold and idle between launches is below "
         f"{limits.gap_share:.0%} of the step",
         cost=step_cost(short_ms, budget, facts),
@@ -105,7 +120,11 @@ def _long_gap_ms(host: HostLaunch, budget: StepBudget) -> float:
     return float(host.long_gaps["gap_ms"].sum()) / steps
 
 
-def _fixes(host: HostLaunch, optimizer: OptimizerStep | None) -> tuple[str, ...]:
+def _launch_us(host: HostLaunch, budget: StepBudget) -> float:
+    return budget.step_ms * 1e3 * host.host_busy_share / host.launches_per_step
+
+
+def _fixes(host: HostLaunch, optimizer: OptimizerStep | None, *, slow_host: bool) -> tuple[str, ...]:
     steps = ["a larger micro-batch, if memory allows: the same launches then carry more work"]
     if host.graph_launches_per_step < 1:
         steps.append(
@@ -115,6 +134,11 @@ def _fixes(host: HostLaunch, optimizer: OptimizerStep | None) -> tuple[str, ...]
     if optimizer is not None and optimizer.implementation in ("for_loop", "foreach"):
         steps.append(
             f"{optimizer.name or 'optimizer'}(fused=True): {optimizer.kernels_per_step:.0f} kernels per step now"
+        )
+    if slow_host:
+        steps.append(
+            "each launch takes this host unusually long: check its CPU (clock, cgroup throttling, `taskset -cp PID`, "
+            "other processes on the same cores, torchrun --numa-binding=node)"
         )
     steps.append(
         "fuse what is many small operators by hand: scaled_dot_product_attention, fused norms, foreach clipping"

@@ -53,7 +53,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     names = ", ".join(map(str, left_out[:8])) + (f", … ({len(left_out)} in all)" if len(left_out) > 8 else "")
     yield Finding(
         title=f"step{'s' if len(left_out) > 1 else ''} {names} took {ratio:.1f} times as long as a steady step "
-        "and were left out as warm-up",
+        f"and {'were' if len(left_out) > 1 else 'was'} left out as warm-up",
         severity=Severity.INFO,
         confidence=confidence_for(budget, facts),
         evidence=(

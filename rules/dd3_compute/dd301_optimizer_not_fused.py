@@ -36,6 +36,21 @@ RULE = Rule(
 )
 FUSED = ("adam", "adamw", "sgd", "adagrad")
 """torch.optim classes that take fused=True (PyTorch 2.4+ for all four)."""
+ELEMENTWISE = (
+    *FUSED,
+    "rmsprop",
+    "nadam",
+    "radam",
+    "adamax",
+    "adadelta",
+    "asgd",
+    "rprop",
+    "lamb",
+    "lars",
+    "lion",
+    "adan",
+)
+"""Optimizers whose update is element-wise throughout; Shampoo, Muon or LBFGS multiply matrices and are not meant."""
 WORDS_FUSED, WORDS_SEPARATE = 7.0, 20.0
 """Words AdamW moves per parameter: read p, g, m, v and write p, m, v, against the sum over its separate operators."""
 
@@ -55,6 +70,8 @@ class Limits:
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, update = signals[JobFacts], signals[StepBudget], signals[OptimizerStep]
     if update.implementation not in ("for_loop", "foreach") or not budget.on_device or budget.step_ms <= 0:
+        return
+    if update.name and not update.name.lower().endswith(ELEMENTWISE):
         return
     gain_ms = update.ms_per_step * (1 - WORDS_FUSED / WORDS_SEPARATE) + (update.starved_ms or 0.0)
     share = gain_ms / budget.step_ms

@@ -10,7 +10,7 @@ def test_fires_with_share_time_and_the_low_end_of_the_gain() -> None:
     found = the_finding("DD1101", precision=FP32)
     assert "92% of matmul time runs in fp32 on NVIDIA H100 80GB HBM3: 120.0 ms per step" in found.title
     assert found.cost.ms_per_step == pytest.approx(60.0)
-    assert found.severity is Severity.CRITICAL
+    assert found.severity is Severity.WARNING
     assert evidence(found, "example").value == "gemm_fp32"
     assert "bfloat16" in found.fix[0]
     assert "set_float32_matmul_precision" in found.fix[1]

@@ -45,6 +45,17 @@ def test_few_launches_cannot_make_the_host_the_bottleneck() -> None:
     assert findings("DD201", **{**HUNGRY, "host_launch": {**BOUND, "launches_per_step": 60.0}}) == []
 
 
+def test_a_host_outside_calls_is_not_busy_launching() -> None:
+    assert findings("DD201", **{**HUNGRY, "host_launch": {**BOUND, "host_busy_share": 0.4}}) == []
+
+
+@pytest.mark.parametrize(("launches", "slow"), [(9000.0, False), (2000.0, True)])
+def test_a_host_that_needs_long_for_each_launch_is_pointed_out(launches: float, slow: bool) -> None:
+    found = the_finding("DD201", **{**HUNGRY, "host_launch": {**BOUND, "launches_per_step": launches}})
+    assert evidence(found, "host time per launch").value == pytest.approx(200e3 * 0.97 / launches, abs=0.05)
+    assert any("unusually long" in step for step in found.fix) is slow
+
+
 def test_long_gaps_belong_to_another_rule() -> None:
     assert findings("DD201", **{**HUNGRY, "host_launch": {**BOUND, "long_gaps": long_gaps(40.0)}}) == []
 

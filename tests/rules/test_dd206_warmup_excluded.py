@@ -12,6 +12,11 @@ def test_names_the_steps_left_out_and_how_slow_they_were() -> None:
     assert found.cost.ms_per_step is None
 
 
+def test_one_step_is_told_in_the_singular() -> None:
+    found = the_finding("DD206", step_budget={"warmup": 1})
+    assert "step 0 took 5.0 times as long as a steady step and was left out" in found.title
+
+
 def test_nothing_left_out_is_quiet() -> None:
     assert findings("DD206") == []
 

@@ -43,6 +43,15 @@ def test_optimizers_without_fused_get_other_advice() -> None:
     assert "fused=True" not in found.fix[0]
 
 
+def test_optimizers_that_multiply_matrices_cannot_be_fused() -> None:
+    assert findings("DD301", optimizer_step={**FOR_LOOP, "name": "Shampoo"}) == []
+
+
+@pytest.mark.parametrize("name", ["", "MyOwnAdamW"])
+def test_an_unknown_or_derived_name_is_judged(name: str) -> None:
+    assert len(findings("DD301", optimizer_step={**FOREACH, "name": name})) == 1
+
+
 def test_clearing_gradients_by_kernels_is_pointed_out() -> None:
     found = the_finding("DD301", optimizer_step={**FOREACH, "zero_grad_kernels_per_step": 148.0})
     assert "set_to_none=True): 148" in found.fix[-1]
