@@ -12,7 +12,7 @@ import click
 from ddiag.cli.messages import Messages, message_options, messages
 from ddiag.cli.options import jobs_option, limits_option, limits_path, rules_option, steps_option
 from ddiag.cli.reading import busy, read
-from ddiag.cli.writing import STDOUT, terminal_options, write
+from ddiag.cli.writing import STDOUT, show, terminal_options, write
 from ddiag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _report(examination: Examination, outputs: Outputs, say: Messages) -> None:
                 say.detail(f"wrote {path}")
     else:
         reporter = TerminalReporter(written=tuple(written), **terminal_options())
-        click.echo(reporter.render(examination.diagnosis, examination.signals, examination.run), nl=False)
+        show(reporter.render(examination.diagnosis, examination.signals, examination.run))
     if errors:
         raise UsageError("; ".join(errors))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from ddiag.cli.group import group
+from ddiag.cli.group import ReaderGoneError, group
 from ddiag.cli.messages import Messages
 from ddiag.errors import DdiagError, RuleDefect
 
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _invoke(arguments, messages)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (ReaderGoneError, BrokenPipeError):
         _forget_stdout()
         return NO_READER
     return code
@@ -40,7 +40,7 @@ def _invoke(arguments: Sequence[str] | None, messages: Messages) -> int:
         return UNUSABLE
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit, GeneratorExit):
+    except (ReaderGoneError, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the last door; polars' panics are no Exceptions
         return _explain(error, messages, arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -21,8 +22,19 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Command -> (module that defines it under its own name, line of help)."""
 
 
+class ReaderGoneError(Exception):
+    """Whoever read stdout has closed it."""
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands by name and help line, and imports one only to run it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does it, but a closed stdout stays tellable from findings (click exits with 1 for both)."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

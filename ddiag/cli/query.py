@@ -11,7 +11,7 @@ import click
 from ddiag.cli.messages import message_options, messages
 from ddiag.cli.options import jobs_option
 from ddiag.cli.reading import busy, read
-from ddiag.cli.writing import terminal_options, write_stdout
+from ddiag.cli.writing import show, terminal_options, write_stdout
 from ddiag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _show_table(frame: pl.DataFrame, rows: int) -> None:
         console.print(table)
         if frame.height > rows:
             console.print(Text(clean(f"{rows:,} of {frame.height:,} rows; --rows N or --format csv shows more"), "dim"))
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    show("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
 
 
 def _cell(value: object) -> str:

@@ -9,7 +9,7 @@ import click
 
 from ddiag.cli.messages import message_options, messages
 from ddiag.cli.options import limits_option, limits_path, rules_option
-from ddiag.cli.writing import terminal_options, write_stdout
+from ddiag.cli.writing import show, terminal_options, write_stdout
 from ddiag.errors import RuleError, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_rules(*, rule_folders: tuple[str, ...]) -> None:
 @rules_option
 @limits_option
 @message_options
-def show(*, rule_id: str, rule_folders: tuple[str, ...], limits_file: str | None) -> None:
+def show_rule(*, rule_id: str, rule_folders: tuple[str, ...], limits_file: str | None) -> None:
     """One rule's runbook, needs and limits (as in effect)."""
     import difflib
 
@@ -115,4 +115,4 @@ def _print(what: object) -> None:
     console = Console(width=min(options["width"], 120), color_system=options["color_system"], highlight=False)
     with console.capture() as capture:
         console.print(what)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    show("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")

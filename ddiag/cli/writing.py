@@ -66,6 +66,11 @@ def write_stdout(text: str) -> None:
         buffer.flush()
 
 
+def show(text: str) -> None:
+    """Print *text* for a person, in the encoding of the terminal (click.echo would insist on UTF-8)."""
+    sys.stdout.write(text)
+
+
 def terminal_options() -> dict[str, Any]:
     """Width, colour and characters of stdout, as options of TerminalReporter."""
     import shutil

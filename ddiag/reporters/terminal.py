@@ -45,6 +45,7 @@ STYLES = {
     Status.INCONCLUSIVE: "bold cyan",
 }
 _FAMILY_WORDS = frozenset(family_words(family) for family in FAMILIES)
+_PLAIN = str.maketrans({"·": "-", "–": "-", "—": "-", "…": "...", "µ": "u", "×": "x", "’": "'"})
 _TRAILING = re.compile(r"(?:\x1b\[[0-9;]*m| )+$")
 ColorSystem = Literal["standard", "256", "truecolor"]
 
@@ -80,7 +81,8 @@ class TerminalReporter:
         )
         console.print(self._page(diagnosis, signals))
         text = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO from above
-        return "\n".join(_without_trailing_blanks(line) for line in text.splitlines()) + "\n"
+        text = "\n".join(_without_trailing_blanks(line) for line in text.splitlines()) + "\n"
+        return text.translate(_PLAIN).encode("ascii", errors="replace").decode() if self.ascii_only else text
 
     def _page(self, diagnosis: Diagnosis, signals: Signals) -> RenderableType:
         wide = self.width >= TWO_COLUMNS_FROM
