@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -32,16 +31,24 @@ class KernelCalls:
 class Rows:
     """Columns under construction; one list per column of the table."""
 
+    described: list[Description] = field(default_factory=list)
     columns: dict[str, list[object]] = field(default_factory=dict)
 
-    def add(self, **values: object) -> None:
+    def add(self, described: Description, **values: object) -> None:
+        self.described.append(described)
         for name, value in values.items():
             self.columns.setdefault(name, []).append(value)
 
+    def frame(self) -> pl.DataFrame | None:
+        if not self.described:
+            return None
+        repeated = {name: [getattr(call, name) for call in self.described] for name in Description.__dataclass_fields__}
+        return pl.DataFrame(repeated | self.columns, schema=_SCHEMA, strict=False)
 
-@dataclass(frozen=True)
+
+@dataclass
 class CallFacts:
-    """What the trace says about calls and groups."""
+    """What the trace says about calls and groups; repeated calls are described once."""
 
     metas: list[CallMeta]
     shapes: Shapes
@@ -49,6 +56,13 @@ class CallFacts:
     """The only process group there is; "unknown" when there are several or none is known."""
     group_sizes: dict[str, int]
     has_nccl: bool
+    _known: dict[tuple[object, ...], Description] = field(default_factory=dict)
+
+    def described(self, code: int, names: tuple[str, ...], shapes: tuple[tuple[int, int], ...]) -> Description:
+        key = (code, names, shapes)
+        if key not in self._known:
+            self._known[key] = _describe(self, self.metas[code] if code >= 0 else None, names, shapes)
+        return self._known[key]
 
 
 def call_table(kernels: KernelCalls, calls: HostCalls, facts: CallFacts) -> pl.DataFrame | None:
@@ -58,9 +72,7 @@ def call_table(kernels: KernelCalls, calls: HostCalls, facts: CallFacts) -> pl.D
     _add_workers(rows, calls, facts)
     if not len(kernels.name) and (facts.has_nccl or not calls.is_worker.any()):
         _add_enqueued(rows, calls, facts)
-    if not rows.columns:
-        return None
-    return pl.DataFrame(rows.columns, schema=_SCHEMA, strict=False)
+    return rows.frame()
 
 
 _SCHEMA = {
@@ -75,26 +87,24 @@ def _add_kernels(rows: Rows, kernels: KernelCalls, calls: HostCalls, facts: Call
     outer = enclosing(calls, calls.is_record, kernels.launch_tid, kernels.launch_start).tolist()
     inner = enclosing(calls, calls.is_enqueue, kernels.launch_tid, kernels.launch_start).tolist()
     host_op = enclosing(calls, calls.is_op, kernels.launch_tid, kernels.launch_start).tolist()
+    starts, ends, ids = kernels.start.tolist(), kernels.end.tolist(), kernels.external_id.tolist()
+    streams, codes, launched = kernels.stream.tolist(), kernels.call.tolist(), kernels.launch_start.tolist()
     for k, name in enumerate(kernels.name):
-        record = by_id.get(int(kernels.external_id[k]), -1)
-        if record < 0 or calls.start[record] > kernels.start[k]:
+        record = by_id.get(ids[k], -1)
+        if record < 0 or calls.start[record] > starts[k]:
             record = outer[k]
-        code = int(kernels.call[k])
-        if code < 0 and record >= 0:
-            code = int(calls.call[record])
+        code = codes[k] if codes[k] >= 0 or record < 0 else int(calls.call[record])
         spans = [row for row in (inner[k], host_op[k]) if row >= 0]
-        enqueue = int(kernels.launch_start[k])
-        if enqueue < 0 and record >= 0:
-            enqueue = int(calls.start[record])
+        enqueue = launched[k] if launched[k] >= 0 or record < 0 else int(calls.start[record])
         rows.add(
-            **_described(facts, code, [name, *(calls.name[row] for row in spans)], _shape(facts, calls, spans)),
-            stream=int(kernels.stream[k]),
+            facts.described(code, (name, *(calls.name[row] for row in spans)), _shapes(calls, spans)),
+            stream=streams[k],
             source="kernel",
             name=name,
-            start_ns=int(kernels.start[k]),
-            end_ns=int(kernels.end[k]),
+            start_ns=starts[k],
+            end_ns=ends[k],
             enqueue_ns=enqueue if enqueue >= 0 else None,
-            external_id=int(calls.external_id[record]) if record >= 0 else int(kernels.external_id[k]),
+            external_id=int(calls.external_id[record]) if record >= 0 else ids[k],
         )
 
 
@@ -131,7 +141,7 @@ def _is_call(meta: CallMeta) -> bool:
 
 def _add_host(rows: Rows, calls: HostCalls, facts: CallFacts, *, row: int, names: list[str], operator: int) -> None:
     rows.add(
-        **_described(facts, int(calls.call[row]), names, _shape(facts, calls, [row])),
+        facts.described(int(calls.call[row]), tuple(names), _shapes(calls, [row])),
         stream=-1,
         source="host",
         name=calls.name[row],
@@ -142,39 +152,42 @@ def _add_host(rows: Rows, calls: HostCalls, facts: CallFacts, *, row: int, names
     )
 
 
-def _shape(facts: CallFacts, calls: HostCalls, spans: list[int]) -> tuple[str | None, int | None]:
-    for row in spans:
-        dtype, size = facts.shapes.first_tensor(int(calls.dims[row]), int(calls.dtypes[row]))
-        if dtype is not None:
-            return dtype, size
-    return None, None
+def _shapes(calls: HostCalls, spans: list[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(calls.dims[row]), int(calls.dtypes[row])) for row in spans)
 
 
-def _described(
-    facts: CallFacts, code: int, names: list[str], shape: tuple[str | None, int | None]
-) -> dict[str, object]:
-    """Group, operation and size of a call: its own description first, then the names of its spans."""
-    meta = facts.metas[code] if code >= 0 else None
+@dataclass(frozen=True)
+class Description:
+    """What is the same for every repetition of a call."""
+
+    group: str
+    op: str
+    dtype: str | None
+    bytes_in: int | None
+    bytes_out: int | None
+    group_size: int | None
+    peer: int | None
+
+
+def _describe(
+    facts: CallFacts, meta: CallMeta | None, names: tuple[str, ...], shapes: tuple[tuple[int, int], ...]
+) -> Description:
+    """Group, operation and size of a call: its own description first, then the names and shapes of its spans."""
     op = _operation(meta, names)
     group = (meta.group if meta else "") or facts.default_group
     size = meta.group_size if meta and meta.group_size > 0 else facts.group_sizes.get(group)
-    dtype, inputs = shape
+    tensors = [facts.shapes.first_tensor(dims, dtypes) for dims, dtypes in shapes]
+    dtype, inputs = next((tensor for tensor in tensors if tensor[0] is not None), (None, None))
     outputs = _outputs(op, inputs, size)
     if meta is not None and meta.dtype and meta.in_elements >= 0:
         dtype, inputs, outputs = meta.dtype, meta.bytes_in, meta.bytes_out
     peer = {"send": meta.dst_rank, "recv": meta.src_rank}.get(op, -1) if meta else -1
-    return {
-        "group": group, "op": op, "dtype": dtype, "bytes_in": inputs, "bytes_out": outputs, "group_size": size,
-        "peer": peer if peer >= 0 else None,
-    }  # fmt: skip
+    return Description(group, op, dtype, inputs, outputs, size, peer if peer >= 0 else None)
 
 
-_op_of = lru_cache(maxsize=4096)(collective_op)
-
-
-def _operation(meta: CallMeta | None, names: list[str]) -> str:
+def _operation(meta: CallMeta | None, names: tuple[str, ...]) -> str:
     told = [meta.collective] if meta and meta.collective else []
-    known = [op for name in (*told, *reversed(names)) if (op := _op_of(name)) is not None]
+    known = [op for name in (*told, *reversed(names)) if (op := collective_op(name)) is not None]
     return next((op for op in known if op != "unknown"), "unknown")
 
 

@@ -84,13 +84,12 @@ class Collector:
         if kind is Family.UNKNOWN:
             self.unknown[category or "none"] += len(group)
             return
-        starts = self.clock.times([span.ts for span in group])
-        lengths = self.clock.durations([span.dur for span in group])
-        bad = (starts == BAD_TIME) | (lengths == BAD_TIME)
+        starts, ends = self.clock.spans([span.ts for span in group], [span.dur for span in group])
+        bad = starts == BAD_TIME
         if bad.any():
             self.dropped += int(bad.sum())
             group = [span for span, is_bad in zip(group, bad.tolist(), strict=True) if not is_bad]
-            starts, lengths = starts[~bad], lengths[~bad]
+            starts, ends = starts[~bad], ends[~bad]
         if not group:
             return
         if kind in _OP_FAMILIES:
@@ -100,7 +99,7 @@ class Collector:
         else:
             self.device_categories[device_kind(category or "")] += len(group)
             table = self._device_work(kind, group)
-        self._put(table, start_ns=starts, end_ns=starts + lengths, name=self._name_codes(group))
+        self._put(table, start_ns=starts, end_ns=ends, name=self._name_codes(group))
 
     def _put(self, table: str, **columns: IntColumn) -> None:
         store = self.columns[table]
@@ -169,7 +168,7 @@ class Collector:
         return self._odd_tids.setdefault(value, -2 - len(self._odd_tids))
 
     def _text_codes(self, raws: list[msgspec.Raw]) -> IntColumn:
-        if all(raw is ev.MISSING for raw in raws):
+        if raws.count(ev.MISSING) == len(raws):
             return np.full(len(raws), -1, dtype=np.int64)
         texts = self.texts
         return np.array([-1 if raw is ev.MISSING else texts[bytes(raw)] for raw in raws], dtype=np.int64)
@@ -231,9 +230,9 @@ class Collector:
 
 def _external_ids(args: list[Any]) -> IntColumn:
     values = [arg.external_id for arg in args]
-    if None not in values:
-        return ints(values)
-    return ints([arg.old_external_id if value is None else value for value, arg in zip(values, args, strict=True)])
+    if -1 in values:
+        values = [arg.old_external_id if value == -1 else value for value, arg in zip(values, args, strict=True)]
+    return ints(values)
 
 
 def _with_fallback(values: list[object], fallback: list[object]) -> IntColumn:

@@ -7,7 +7,7 @@ profilers, languages and hand-made tools disagree; what still does not fit goes 
 
 from __future__ import annotations
 
-from typing import ClassVar, Union
+from typing import Any, ClassVar, Union
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -19,15 +19,15 @@ MISSING = Raw()
 
 
 class Args(Struct, gc=False):
-    """The arguments every trace may carry."""
+    """The arguments every trace may carry; -1 where an id is missing (the tables' word for it), None elsewhere."""
 
-    external_id: Number = field(name="External id", default=None)
-    correlation: Number = None
+    external_id: Number = field(name="External id", default=-1)
+    correlation: Number = -1
     stream: Number = None
     device: Number = None
     bytes: Number = None
-    sequence: Number = field(name="Sequence number", default=None)
-    fwd_tid: Number = field(name="Fwd thread id", default=None)
+    sequence: Number = field(name="Sequence number", default=-1)
+    fwd_tid: Number = field(name="Fwd thread id", default=-1)
     dims: Raw = field(name="Input Dims", default=MISSING)
     dtypes: Raw = field(name="Input type", default=MISSING)
     memory_bytes: Number = field(name="Bytes", default=None)
@@ -140,15 +140,19 @@ _OTHERS = (Begin, End, Instant, OldInstant, Counter, Metadata, Flow, *map(_ignor
 
 Event = Complete | CompleteCollective | Begin | End | Instant | OldInstant | Counter | Metadata
 
-_PLAIN_EVENT = Union[(Complete, *_OTHERS)]  # type: ignore[valid-type]
-_COLLECTIVE_EVENT = Union[(CompleteCollective, *_OTHERS)]  # type: ignore[valid-type]
 
-plain_array: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_PLAIN_EVENT])  # type: ignore[valid-type]
-collective_array: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_COLLECTIVE_EVENT])  # type: ignore[valid-type]
+
+def _decoder(*kinds: Any) -> msgspec.json.Decoder[list[Event]]:
+    return msgspec.json.Decoder(list[Union[kinds]])  # type: ignore[valid-type]
+
+
+plain_array = _decoder(Complete, *_OTHERS)
+collective_array = _decoder(CompleteCollective, *_OTHERS)
+one_event: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Union[(CompleteCollective, *_OTHERS)])
 raw_array: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
-one_event: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_COLLECTIVE_EVENT)
 
 
-def decode(text: bytes) -> list[Event]:
+def decode(array: bytes | memoryview) -> list[Event]:
     """Decode one JSON array of events."""
-    return (collective_array if COLLECTIVE_MARK in text else plain_array).decode(text)
+    whole = array.obj if isinstance(array, memoryview) else array
+    return (collective_array if COLLECTIVE_MARK in whole else plain_array).decode(array)

@@ -168,15 +168,24 @@ def _texts(values: pl.Series, codes: IntColumn) -> pl.Series:
 
 
 def _memory(columns: Columns) -> pl.DataFrame:
-    types = [_DEVICE_TYPES.get(code, f"device{code}") for code in columns["device_type"].tolist()]
-    devices = [
-        kind if kind == "cpu" else f"{kind}:{index}"
-        for kind, index in zip(types, columns["device_id"].tolist(), strict=True)
-    ]
-    frame = pl.DataFrame({"device": devices, **{key: columns[key] for key in _COLUMNS["memory"] if "device" not in key}})
+    code = (columns["device_type"] << 20) + columns["device_id"]
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    kinds, indices = columns["device_type"][first].tolist(), columns["device_id"][first].tolist()
+    devices = pl.Series(list(map(_device_name, kinds, indices)), dtype=pl.String)
+    frame = pl.DataFrame(
+        {
+            "device": devices.gather(place),
+            **{key: columns[key] for key in ("ts_ns", "bytes", "allocated_bytes", "reserved_bytes")},
+        }
+    )
     return frame.filter(pl.col("ts_ns") != BAD_TIME).with_columns(
         *(_known(key, pl.col(key) != BAD_TIME) for key in ("bytes", "allocated_bytes", "reserved_bytes"))
     )
+
+
+def _device_name(kind: int, index: int) -> str:
+    name = _DEVICE_TYPES.get(kind, f"device{kind}")
+    return name if name == "cpu" else f"{name}:{index}"
 
 
 def _move_annotations(names: list[str], ops: Columns) -> None:

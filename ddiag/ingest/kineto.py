@@ -31,6 +31,7 @@ def read(source: Source, text: PlainText) -> Trace:
     collector = Collector()
     for events in stream:
         collector.add(events)
+        events.clear()
     collector.finish()
     facts = read_facts(stream.metadata)
     tables, launches, ops = build(collector, lambda found: _call_facts(found, facts))

@@ -23,10 +23,11 @@ CHUNK_BYTES = 1 << 20
 MAX_EVENT_BYTES = 64 << 20
 """Text without an event boundary for this long is given up."""
 MAX_HEADER_BYTES = 64 << 20
-TAIL_WINDOW = 64 * 1024
+TAIL_WINDOW = 16 * 1024
+_CLOSE, _COMMA = ord("]"), ord(",")
 
 _EVENT_BOUNDARY = re.compile(rb'\}\s*,\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
-_ARRAY_END = re.compile(rb"(?:^|\})\s*\](?=\s*[,\}]|\s*$)")
+_ARRAY_END = re.compile(rb"[\[\}]\s*\](?=\s*[,\}]|\s*$)")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _MAX_TRIES = 3
 _MAX_ENDS = 200
@@ -59,11 +60,10 @@ class EventStream:
             return
         while not self._ended:
             data = self._text.read(CHUNK_BYTES)
-            self._rest = self._rest + data if self._rest else data
             if not data:
                 yield from self._finish()
                 return
-            yield from self._whole_events()
+            yield from self._whole_events(bytearray().join((b"[", self._rest, data)))
         self._read_tail()
 
     def _read_header(self) -> bool:
@@ -82,50 +82,41 @@ class EventStream:
         self._rest = text[match.end() :]
         return True
 
-    def _whole_events(self) -> Iterator[list[Event]]:
-        """Decode what is complete in the buffer; keep the rest for the next chunk."""
-        for cut in self._cuts():
-            events, error = self._try(self._rest[:cut])
+    def _whole_events(self, buffer: bytearray) -> Iterator[list[Event]]:
+        """Decode what is complete in *buffer* (with a bracket before it); keep the rest for the next chunk.
+
+        The comma after the last whole event becomes the closing bracket, so the text is not copied to be decoded.
+        """
+        view = memoryview(buffer)
+        for cut in _cuts(buffer):
+            comma = buffer.index(b",", cut)
+            buffer[comma] = _CLOSE
+            events, error = _try(view[: comma + 1])
             if error is None:
-                self._rest = self._rest[cut:].lstrip().removeprefix(b",")
+                self._rest = bytes(view[comma + 1 :])
                 yield events
                 return
-            if (end := _array_end(error)) is not None:
-                yield self._tolerant(self._rest[:end])
-                self._rest, self._ended = self._rest[end + 1 :], True
+            buffer[comma] = _COMMA
+            if (end := _array_end(error, buffer)) is not None:
+                yield from self._end_array(buffer, end)
                 return
             if not _cut_too_early(error):
-                yield self._tolerant(self._rest[:cut])
-                self._rest = self._rest[cut:].lstrip().removeprefix(b",")
+                yield self._tolerant(bytes(view[1:cut]))
+                self._rest = bytes(view[comma + 1 :])
                 return
-        yield from self._give_up_when_too_long()
+        self._rest = bytes(view[1:])
+        yield from self._give_up_when_too_long(buffer)
 
-    def _give_up_when_too_long(self) -> Iterator[list[Event]]:
+    def _give_up_when_too_long(self, buffer: bytearray) -> Iterator[list[Event]]:
         """No boundary can be cut at: wait for more text, but not for ever."""
-        if len(self._rest) <= _MAX_UNCUT_BYTES:
+        if len(buffer) <= _MAX_UNCUT_BYTES:
             return
-        if cuts := self._cuts():
-            yield self._tolerant(self._rest[: cuts[0]])
-            self._rest = self._rest[cuts[0] :].lstrip().removeprefix(b",")
-        elif len(self._rest) > MAX_EVENT_BYTES:
+        if cuts := _cuts(buffer):
+            comma = buffer.index(b",", cuts[0])
+            self._rest = bytes(buffer[comma + 1 :])
+            yield self._tolerant(bytes(buffer[1 : cuts[0]]))
+        elif len(buffer) > MAX_EVENT_BYTES:
             self.dropped, self.damaged, self._rest = self.dropped + 1, True, b""
-
-    def _cuts(self) -> list[int]:
-        """Ends of events, last first: the likeliest boundaries near the end of the buffer."""
-        text = self._rest
-        window = len(text)
-        for size in (TAIL_WINDOW, window):
-            start = max(0, window - size)
-            matches = [match.start() + 1 for match in _EVENT_BOUNDARY.finditer(text, start)]
-            if matches:
-                return matches[: -_MAX_TRIES - 1 : -1]
-        return [match.start() + 1 for match in BETWEEN_EVENTS.finditer(text)][: -_MAX_TRIES - 1 : -1]
-
-    def _try(self, items: bytes) -> tuple[list[Event], BaseException | None]:
-        try:
-            return decode(b"[%b]" % items), None
-        except DECODE_ERRORS as error:
-            return [], error
 
     def _tolerant(self, items: bytes) -> list[Event]:
         if not items.strip(b" \t\r\n,"):
@@ -137,39 +128,48 @@ class EventStream:
 
     def _finish(self) -> Iterator[list[Event]]:
         """The text is at its end: last events, closing bracket, metadata; or the cut."""
-        ends = [match.end() for match in _ARRAY_END.finditer(self._rest)][: -_MAX_ENDS - 1 : -1]
-        for end in ends:
-            tail = parse_tail(self._rest[end:], bare=self._bare)
+        text = b"[" + self._rest
+        for end in [match.end() for match in _ARRAY_END.finditer(text)][: -_MAX_ENDS - 1 : -1]:
+            tail = parse_tail(text[end:], bare=self._bare)
             if tail is None:
                 continue
-            events, error = self._try(self._rest[: end - 1])
+            events, error = _try(text[:end])
             if error is not None and _cut_too_early(error):
                 continue
-            yield events if error is None else self._tolerant(self._rest[: end - 1])
+            if error is not None and (earlier := _array_end(error, text)) is not None:
+                yield from self._end_array(text, earlier)
+                self._read_tail()
+                return
+            yield events if error is None else self._tolerant(text[1 : end - 1])
             self.metadata.update(tail)
             return
         yield from self._finish_truncated()
 
+    def _end_array(self, text: bytes | bytearray, end: int) -> Iterator[list[Event]]:
+        """The decoder met the end of the array at *end*: before it are events, after it metadata."""
+        yield self._tolerant(bytes(text[1:end]))
+        self._rest, self._ended = bytes(text[end + 1 :]), True
+
     def _finish_truncated(self) -> Iterator[list[Event]]:
-        """No end of the array that makes sense: use what is complete."""
+        """No end of the file that makes sense: use what is complete."""
         self.truncated = True
-        rest = self._rest.rstrip(b" \t\r\n,]")
-        _, error = self._try(rest)
+        text = b"[%b]" % self._rest.rstrip(b" \t\r\n,]")
+        events, error = _try(text)
         if error is None:
-            yield decode(b"[%b]" % rest)
+            yield events
             return
-        if (end := _array_end(error)) is not None:
-            yield self._tolerant(rest[:end])
-            self.metadata.update(parse_object(b"{" + rest[end + 1 :].lstrip().removeprefix(b",")))
+        if (end := _array_end(error, text)) is not None:
+            yield from self._end_array(text[:-1], end)
+            self._read_tail()
             return
-        boundaries = [match.start() + 1 for match in BETWEEN_EVENTS.finditer(rest)]
+        boundaries = [match.start() + 1 for match in BETWEEN_EVENTS.finditer(text)]
         for cut in boundaries[: -_MAX_TRIES - 1 : -1]:
-            events, error = self._try(rest[:cut])
+            events, error = _try(text[:cut] + b"]")
             if error is None:
                 yield events
                 return
         if boundaries:
-            yield self._tolerant(rest[: boundaries[-1]])
+            yield self._tolerant(text[1 : boundaries[-1]])
 
     def _read_tail(self) -> None:
         """The array ended inside the buffer: the rest of the text is metadata."""
@@ -183,10 +183,29 @@ class EventStream:
         self.metadata.update(parsed)
 
 
-def _array_end(error: BaseException) -> int | None:
-    """Where the array of events ended, if the decoder found text after it (counted without the bracket we added)."""
+def _cuts(text: bytearray) -> list[int]:
+    """Ends of events, last first: the likeliest boundaries near the end of the text."""
+    for start in (max(0, len(text) - TAIL_WINDOW), 0):
+        ends = [match.start() + 1 for match in _EVENT_BOUNDARY.finditer(text, start)]
+        if ends:
+            return ends[: -_MAX_TRIES - 1 : -1]
+    return [match.start() + 1 for match in BETWEEN_EVENTS.finditer(text)][: -_MAX_TRIES - 1 : -1]
+
+
+def _try(array: bytes | memoryview) -> tuple[list[Event], BaseException | None]:
+    try:
+        return decode(array), None
+    except DECODE_ERRORS as error:
+        return [], error
+
+
+def _array_end(error: BaseException, text: bytes | bytearray) -> int | None:
+    """Place of the bracket that closes the events, if the decoder found text after it."""
     match = _TRAILING.search(str(error))
-    return None if match is None else int(match.group(1)) - 2
+    if match is None:
+        return None
+    end = text.rfind(b"]", 0, int(match.group(1)))
+    return end if end > 0 else None
 
 
 def _cut_too_early(error: BaseException) -> bool:

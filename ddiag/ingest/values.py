@@ -49,13 +49,15 @@ def ints(values: Sequence[object], default: int = -1, convert: Callable[[object,
     """Integers; null and what is no number become *default*."""
     try:
         column = pl.Series(values, dtype=pl.Int64)
+        if column.null_count():
+            column = pl.Series([default if value is None else value for value in values], dtype=pl.Int64)
     except (TypeError, OverflowError):
         return np.array([convert(value, default) for value in values], dtype=np.int64)
-    return column.fill_null(default).to_numpy() if column.null_count() else column.to_numpy()
+    return column.to_numpy()
 
 
 class Clock:
-    """Times of one trace to ns. The unit is µs unless the first time says ns; results do not include the trace's base."""
+    """Times of one trace in ns, without the trace's base. The unit is µs unless the first time says ns."""
 
     def __init__(self) -> None:
         self._ns_per_unit = 0
@@ -63,44 +65,67 @@ class Clock:
 
     def times(self, values: Sequence[object]) -> IntColumn:
         """Timestamps in ns; ``BAD_TIME`` where there is none."""
-        if not self._ns_per_unit:
-            self._choose_unit(values)
-        return self._scale(values, self._origin)
+        self._choose_unit(values)
+        number = _numbers(values)
+        return self._exactly(values) if number is None else self._scaled(number, self._origin)
 
-    def durations(self, values: Sequence[object]) -> IntColumn:
-        """Lengths in ns; ``BAD_TIME`` where missing or negative."""
-        lengths = self._scale(values, 0)
-        return np.where(lengths < 0, BAD_TIME, lengths)
+    def spans(self, starts: Sequence[object], lengths: Sequence[object]) -> tuple[IntColumn, IntColumn]:
+        """Starts and ends in ns; the start is ``BAD_TIME`` where a time is missing or a length is negative.
+
+        Where starts are floats the end is rounded as they are: since the epoch, a float holds quarters of a µs, and a
+        finer end would overlap with the start of what follows.
+        """
+        self._choose_unit(starts)
+        start, length = _numbers(starts), _numbers(lengths)
+        begin = self._exactly(starts) if start is None else self._scaled(start, self._origin)
+        lasted = self._exactly(lengths) if length is None else self._scaled(length, 0)
+        bad = (begin == BAD_TIME) | (lasted < 0)
+        any_bad = bool(bad.any())
+        if start is not None and length is not None and start.dtype == np.float64:
+            end = self._scaled(start + np.where(bad, 0, length) if any_bad else start + length, self._origin)
+        else:
+            end = begin + (np.where(bad, 0, lasted) if any_bad else lasted)
+        return (np.where(bad, BAD_TIME, begin) if any_bad else begin), end
+
+    @property
+    def _limit(self) -> int:
+        return MAX_US * 1000 // self._ns_per_unit
 
     def _choose_unit(self, values: Sequence[object]) -> None:
-        first = next((time for time in map(_exact, values) if time is not None), None)
-        if first is None:
+        if self._ns_per_unit and self._origin:
             return
-        self._ns_per_unit = 1 if abs(first) > NS_MAGNITUDE else 1000
-        self._origin = int(first)
+        first = next((time for time in map(_exact, values) if time is not None), None)
+        self._ns_per_unit = 1 if first is not None and abs(first) > NS_MAGNITUDE else 1000
+        self._origin = int(first) if first is not None and abs(first) <= self._limit else 0
 
-    def _scale(self, values: Sequence[object], origin: int) -> IntColumn:
-        unit = self._ns_per_unit or 1000
-        limit = MAX_US * 1000 // unit
-        try:
-            column = pl.Series(values, dtype=pl.Int64)
-        except (TypeError, OverflowError):
-            return self._scale_mixed(values, origin, unit)
-        if column.null_count():
-            column = column.fill_null(BAD_TIME)
-        whole = column.to_numpy()
-        bad = (whole < -limit) | (whole > limit)
-        return np.where(bad, BAD_TIME, np.where(bad, 0, whole) * unit)
+    def _exactly(self, values: Sequence[object]) -> IntColumn:
+        return np.array([_exact_ns(value, self._ns_per_unit, self._limit) for value in values], dtype=np.int64)
 
-    def _scale_mixed(self, values: Sequence[object], origin: int, unit: int) -> IntColumn:
+    def _scaled(self, number: npt.NDArray[np.int64] | npt.NDArray[np.float64], origin: int) -> IntColumn:
         """Floats keep their precision because the origin is taken off before the unit is changed."""
-        limit = MAX_US * 1000 // unit
+        if number.dtype == np.int64:
+            bad = (number < -self._limit) | (number > self._limit)
+            ns = np.where(bad, 0, number).astype(np.int64) if bad.any() else number.astype(np.int64, copy=False)
+            ns = ns * self._ns_per_unit
+        else:
+            offset = number - origin
+            bad = ~(np.abs(offset) <= self._limit - abs(origin))
+            offset = np.where(bad, 0.0, offset) if bad.any() else offset
+            ns = np.rint(offset * self._ns_per_unit).astype(np.int64) + origin * self._ns_per_unit
+        return np.where(bad, BAD_TIME, ns) if bad.any() else ns
+
+
+def _numbers(values: Sequence[object]) -> npt.NDArray[np.int64] | npt.NDArray[np.float64] | None:
+    """An array of integers or floats; None when there is text among them or numbers beyond 64 bits."""
+    for dtype, missing in ((pl.Int64, BAD_TIME), (pl.Float64, math.nan)):
         try:
-            offset = pl.Series(values, dtype=pl.Float64).to_numpy() - origin
+            column = pl.Series(values, dtype=dtype)
         except (TypeError, OverflowError):
-            return np.array([_exact_ns(value, unit, limit) for value in values], dtype=np.int64)
-        bad = ~(np.abs(offset) <= limit - abs(origin))
-        return np.where(bad, BAD_TIME, np.rint(np.where(bad, 0.0, offset) * unit).astype(np.int64) + origin * unit)
+            continue
+        if column.null_count():
+            column = pl.Series([missing if value is None else value for value in values], dtype=dtype)
+        return column.to_numpy()
+    return None
 
 
 def _exact(value: object) -> Decimal | None:
