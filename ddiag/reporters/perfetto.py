@@ -10,7 +10,7 @@ import polars as pl
 
 from ddiag.model.run import Run
 from ddiag.model.signals import JobFacts, Signals
-from ddiag.reporters.perfetto_spans import FINDINGS_LANE, LANE_ORDER, SPAN_COLUMNS, derived, recorded
+from ddiag.reporters.perfetto_spans import FINDINGS_LANE, LANE_ORDER, SPAN_COLUMNS, counters, derived, recorded
 from ddiag.reporters.words import clean, cost_words
 from ddiag.rulekit.diagnosis import Diagnosis
 from ddiag.rulekit.finding import Finding
@@ -39,6 +39,8 @@ class PerfettoReporter:
         events = [
             *_names(signals, pids, lanes),
             *_rendered(spans, lanes, pids, start),
+            *_arrows(spans, lanes, pids, start),
+            *self._counters(signals, pids, start),
             *_findings(diagnosis.findings, spans, pids, start),
         ]
         about = {"ddiag": diagnosis.ddiag_version, "verdict": clean(diagnosis.verdict.headline)}
@@ -66,6 +68,12 @@ class PerfettoReporter:
         return spans.with_columns(start_ns=pl.col("start_ns") - shift, end_ns=pl.col("end_ns") - shift).sort(
             "rank", "start_ns", pl.col("start_ns") - pl.col("end_ns")
         )
+
+    def _counters(self, signals: Signals, pids: Mapping[int, int], start: int) -> Iterator[str]:
+        for rank, name, ts_ns, value in counters(signals).iter_rows():
+            at = max(ts_ns - self.offset_ns.get(rank, 0) - start, 0) / 1000
+            event = {"ph": "C", "name": name, "pid": pids.get(rank, FINDINGS_PID), "ts": at}
+            yield json.dumps({**event, "args": {"MiB": round(value, 3)}}, ensure_ascii=False)
 
 
 def _ranks(spans: pl.DataFrame, signals: Signals) -> list[int]:
@@ -128,6 +136,24 @@ def _rendered(spans: pl.DataFrame, lanes: pl.DataFrame, pids: Mapping[int, int],
     )
     numbered = spans.join(lanes, on=["rank", "lane_kind", "lane"], how="left", maintain_order="left")
     return numbered.select(event).to_series().to_list()
+
+
+def _arrows(spans: pl.DataFrame, lanes: pl.DataFrame, pids: Mapping[int, int], start: int) -> Sequence[str]:
+    """From each call to the first device work it launched, as Kineto draws them."""
+    linked = spans.filter(pl.col("correlation") >= 0).join(lanes, on=["rank", "lane_kind", "lane"], how="left")
+    calls = linked.filter(pl.col("cat") == "cuda_runtime").unique(["rank", "correlation"], keep="first")
+    work = linked.filter(pl.col("cat") != "cuda_runtime").sort("start_ns").unique(["rank", "correlation"], keep="first")
+    both = calls.join(work, on=["rank", "correlation"], suffix="_work", maintain_order="left").with_row_index("id", 1)
+    pid = pl.col("rank").replace_strict(dict(pids), return_dtype=pl.Int64)
+    ends = []
+    for phase, side in (('"ph":"s"', ""), ('"ph":"f","bp":"e"', "_work")):
+        parts = (
+            pl.lit(f'{{{phase},"name":"ac2g","cat":"ac2g","id":'), pl.col("id"), pl.lit(',"pid":'), pid,
+            pl.lit(',"tid":'), pl.col(f"tid{side}"), pl.lit(',"ts":'), _microseconds(pl.col(f"start_ns{side}") - start),
+            pl.lit("}"),
+        )  # fmt: skip
+        ends += both.select(pl.concat_str(*parts)).to_series().to_list()
+    return ends
 
 
 def _microseconds(ns: pl.Expr) -> pl.Expr:

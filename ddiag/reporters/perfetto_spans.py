@@ -5,17 +5,17 @@ from __future__ import annotations
 import polars as pl
 
 from ddiag.model.run import Run
-from ddiag.model.signals import Collectives, Signals, StepBudget
+from ddiag.model.signals import Collectives, Memory, Signals, StepBudget
 
 FINDINGS_LANE = "ddiag findings"
 LANE_ORDER = ("steps", "waiting", "main", "thread", "gpu_annotation", "stream")
 """Kinds of lanes of a rank, top to bottom."""
-SPAN_COLUMNS = ("rank", "lane_kind", "lane", "name", "cat", "start_ns", "end_ns", "args")
+SPAN_COLUMNS = ("rank", "lane_kind", "lane", "name", "cat", "start_ns", "end_ns", "args", "correlation")
 """``args`` is JSON text; the categories are Kineto's, so that tools which read Kineto traces read this one."""
 SHORTEST_WAIT_MS = 0.01
 _SCHEMA = {
     "rank": pl.Int32, "lane_kind": pl.String, "lane": pl.String, "name": pl.String, "cat": pl.String,
-    "start_ns": pl.Int64, "end_ns": pl.Int64, "args": pl.String,
+    "start_ns": pl.Int64, "end_ns": pl.Int64, "args": pl.String, "correlation": pl.Int64,
 }  # fmt: skip
 _COPY_NAMES = {
     "h2d": "Memcpy HtoD", "d2h": "Memcpy DtoH", "d2d": "Memcpy DtoD (Device -> Device)", "p2p": "Memcpy PtoP",
@@ -35,6 +35,8 @@ def derived(signals: Signals) -> pl.DataFrame:
 
 
 def _shaped(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+    """*frame* as spans; without a *correlation* nothing links them to others."""
+    columns.setdefault("correlation", pl.lit(-1))
     return frame.select("rank", "start_ns", "end_ns", **columns).select(
         pl.col(name).cast(dtype) for name, dtype in _SCHEMA.items()
     )
@@ -68,6 +70,7 @@ def _launches(run: Run) -> pl.DataFrame:
         name=pl.col("name"),
         cat=pl.lit("cuda_runtime"),
         args=_args("correlation", "correlation"),
+        correlation=pl.col("correlation"),
     )
 
 
@@ -91,6 +94,7 @@ def _kernels(run: Run) -> pl.DataFrame:
         name=pl.col("name"),
         cat=pl.lit("kernel"),
         args=_device_args(),
+        correlation=pl.col("correlation"),
     )
 
 
@@ -110,6 +114,7 @@ def _copies(run: Run) -> pl.DataFrame:
         name=kind,
         cat=pl.when(direction == "memset").then(pl.lit("gpu_memset")).otherwise(pl.lit("gpu_memcpy")),
         args=_device_args(with_bytes=True),
+        correlation=pl.col("correlation"),
     )
 
 
@@ -138,6 +143,25 @@ def _args(label: str, column: str) -> pl.Expr:
     """One number as JSON object; empty when there is none (-1)."""
     given = pl.concat_str(pl.lit(f'{{"{label}":'), pl.col(column).cast(pl.String), pl.lit("}"))
     return pl.when(pl.col(column) >= 0).then(given).otherwise(pl.lit("{}"))
+
+
+def counters(signals: Signals) -> pl.DataFrame:
+    """rank, name, ts_ns, value: device memory over time, in MiB (thinned)."""
+    memory = signals.get(Memory)
+    if memory is None:
+        return pl.DataFrame(schema={"rank": pl.Int32, "name": pl.String, "ts_ns": pl.Int64, "value": pl.Float64})
+    return (
+        memory.timeline.unpivot(
+            ["allocated_bytes", "reserved_bytes"], index=["rank", "device", "ts_ns"], variable_name="kind"
+        )
+        .drop_nulls("value")
+        .select(
+            "rank",
+            name=pl.format("{} MiB, {}", pl.col("kind").str.strip_suffix("_bytes"), "device"),
+            ts_ns="ts_ns",
+            value=pl.col("value") / (1 << 20),
+        )
+    )
 
 
 def _steps(signals: Signals) -> pl.DataFrame:

@@ -218,21 +218,18 @@ def _too_little(signals: Signals, checked: int) -> str:
         return "the evidence shows no work on a device or host that could be measured"
     if checked == 0:
         return "no rule had the signals it needs"
-    if budget.n_steps < FEWEST_STEPS:
-        steps = "no complete step" if budget.n_steps == 0 else "one step"
-        marked = " and the trace does not mark steps" if budget.source == "window" else ""
-        return (
-            f"nothing stands out, but only {steps} was captured{marked}; "
-            "profile 5 or more steps with prof.step() after each"
-        )
-    if budget.mean("compute_ms") <= 0:
-        return "no compute was seen in any step"
-    if budget.share("compute_ms") < LEAST_COMPUTE:
+    if budget.n_steps > 0 and budget.share("compute_ms") < LEAST_COMPUTE:
         largest = max(PART_WORDS, key=budget.share)
         return (
             f"only {budget.share('compute_ms'):.0%} of the step is compute and no rule can say why "
             f"({budget.share(largest):.0%} is {PART_WORDS[largest]})"
         )
+    if budget.n_steps < FEWEST_STEPS:
+        if budget.source == "window":
+            seen = "the trace marks no steps; profile 5 or more of them, calling prof.step() after each"
+        else:
+            seen = f"it covers {'no complete step' if budget.n_steps == 0 else 'one step'}; profile 5 or more"
+        return f"nothing stands out, but {seen}"
     return ""
 
 

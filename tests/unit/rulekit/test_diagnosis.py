@@ -47,10 +47,10 @@ def test_a_clean_bill_says_what_was_checked() -> None:
     ("signals", "words"),
     [
         ({"step_budget": None}, "no work on a device or host"),
-        ({"steps": 1}, "only one step was captured"),
-        ({"steps": 1, "step_budget": {"source": "window"}}, "does not mark steps"),
+        ({"steps": 1}, "nothing stands out, but it covers one step; profile 5 or more"),
+        ({"steps": 1, "step_budget": {"source": "window"}}, "the trace marks no steps"),
         ({"step_budget": {"n_steps": 0}}, "no complete step"),
-        ({"step_budget": {"compute_ms": 0.0}}, "no compute was seen"),
+        ({"step_budget": {"compute_ms": 0.0}}, "only 0% of the step is compute"),
         ({"step_budget": {"host_ms": 150.0}}, "only 16% of the step is compute and no rule can say why (75% is idling"),
     ],
 )
