@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from ddiag.analysis.device_work import device_work
@@ -21,6 +20,10 @@ _TINY_NS = 10_000
 _TOP = 30
 _SAME_COUNT = 0.1
 """Kernels are compared between ranks that run them equally often, give or take this share."""
+_TIMEABLE_NS = 5_000
+"""Shorter kernels differ by the resolution of the clock."""
+_ENOUGH_KERNELS = 3
+"""Fewer kernels cannot tell a slow device from more work."""
 
 
 def kernel_mix(run: Run, windows: StepWindows) -> KernelMix | None:
@@ -117,27 +120,18 @@ def _per_rank(compute: pl.DataFrame, windows: StepWindows) -> pl.DataFrame:
 def rank_slowdown(compute: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """rank and slowdown: how much longer the same kernels take on it than on its peers (1.0: as long).
 
-    Per kernel name the ratio of the rank's mean duration to the median of the ranks' means, then the median over
-    kernels weighted by time. Only ranks that run a kernel equally often per step are compared, which leaves out other
-    pipeline stages. *compute*: rank, name, ns per kernel; *steps*: rank, steps.
+    The median over kernels of the rank's mean duration / the median of the ranks' means. A slow device is slow at all of
+    them, a rank with more work at some: hence the plain median, and no lookups, whose work depends on the data. Only
+    ranks that run a kernel equally often per step are compared, which leaves out other pipeline stages. A rank is absent
+    without enough such kernels. *compute*: rank, name, kernel_class, ns per kernel; *steps*: rank, steps.
     """
-    means = compute.group_by("rank", "name").agg(pl.col("ns").mean().alias("mean"), pl.len().alias("count"))
-    means = means.join(steps, on="rank").with_columns((pl.col("count") / pl.col("steps")).alias("rate"))
+    means = compute.filter(pl.col("kernel_class") != "embedding").group_by("rank", "name")
+    means = means.agg(pl.col("ns").mean().alias("mean"), pl.len().alias("count")).join(steps, on="rank")
+    means = means.with_columns((pl.col("count") / pl.col("steps")).alias("rate"))
     typical = pl.col("rate").median().over("name")
     alike = means.filter((pl.col("rate") / typical - 1).abs() <= _SAME_COUNT)
-    alike = alike.filter((pl.len().over("name") > 1) & (pl.col("mean") > 0))
-    alike = alike.with_columns(
-        (pl.col("mean") / pl.col("mean").median().over("name")).alias("ratio"),
-        (pl.col("mean") * pl.col("rate")).alias("weight"),
-    )
-    rows = [
-        {"rank": rank, "slowdown": _weighted_median(group["ratio"].to_numpy(), group["weight"].to_numpy())}
-        for (rank,), group in alike.group_by("rank")
-    ]
-    return pl.DataFrame(rows, schema={"rank": pl.Int32, "slowdown": pl.Float64})
-
-
-def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+    usual = pl.col("mean").median().over("name")
+    alike = alike.filter((pl.len().over("name") > 1) & (usual >= _TIMEABLE_NS))
+    ratios = alike.with_columns((pl.col("mean") / usual).alias("ratio")).group_by("rank")
+    found = ratios.agg(pl.col("ratio").median().alias("slowdown"), pl.len().alias("kernels"))
+    return found.filter(pl.col("kernels") >= _ENOUGH_KERNELS).select("rank", "slowdown")

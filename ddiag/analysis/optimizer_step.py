@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import polars as pl
 
@@ -74,7 +75,7 @@ def optimizer_step(run: Run, windows: StepWindows, acts: Mapping[int, RankActivi
         kernels_per_step=seen.kernels.height / steps,
         share=ms / step_ms if step_ms > 0 else 0.0,
         zero_grad_kernels_per_step=zeroing.height / steps,
-        steps_per_optimizer_step=_accumulation(seen.spans, windows),
+        steps_per_optimizer_step=_accumulation(seen.spans, checks, windows),
         skipped_steps=_skipped(checks, seen.spans),
         scaler_checks_per_step=checks.height / steps,
         starved_ms=_starved_ms(seen.spans, acts, steps) if on_device else None,
@@ -132,7 +133,8 @@ def _host_implementation(run: Run, spans: pl.DataFrame) -> str:
     ops = inside(of_kind(run.table("ops"), "op"), spans)
     if ops.is_empty():
         return "unknown"
-    if where_name(ops, lambda name: _FUSED_OP.match(name) is not None).height:
+    fused = where_name(ops, lambda name: _FUSED_OP.match(name) is not None)
+    if fused.height or spans["optimizer"].str.starts_with("Fused").any():
         return "fused"
     foreach = where_name(ops, lambda name: _FOREACH_OP.match(name) is not None)
     return "foreach" if foreach.height else "for_loop"
@@ -147,13 +149,14 @@ def _name(seen: _Evidence) -> str:
     return min((match.group(1) for match in found if match is not None), default="")
 
 
-def _accumulation(spans: pl.DataFrame, windows: StepWindows) -> float:
-    """Steps per step with an update, over the ranks that updated at all; 1.0 when no update was seen."""
-    updated = spans.select("rank", "step").unique()
-    if updated.is_empty():
-        return 1.0
-    steps = windows.steady.filter(pl.col("rank").is_in(updated["rank"].unique().to_list()))
-    return steps.height / updated.height
+def _accumulation(spans: pl.DataFrame, checks: pl.DataFrame, windows: StepWindows) -> float:
+    """Steps from one update, done or skipped by the scaler, to the next: median; 1.0 when fewer than two were seen."""
+    updated = pl.concat([spans.select("rank", "step"), checks.select("rank", "step")]).unique()
+    steps = windows.steady.sort("rank", "host_start_ns").select("rank", "step")
+    numbered = steps.with_columns(pl.int_range(pl.len()).over("rank").alias("_nth"))
+    nth = numbered.join(updated, on=["rank", "step"], how="inner", maintain_order="left")
+    gaps = nth.select(pl.col("_nth").diff().over("rank")).to_series().drop_nulls()
+    return float(median(gaps.to_list())) if gaps.len() else 1.0
 
 
 def _scaler_checks(run: Run) -> pl.DataFrame:

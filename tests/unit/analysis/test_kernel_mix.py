@@ -14,6 +14,7 @@ from tests.shared import shared_data
 GEMM = "ampere_sgemm_128x64_nn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
 TRITON = "triton_poi_fused_add_0"
+LOOKUP = "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, long, 2ul>(x)"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -67,13 +68,13 @@ def test_a_slow_device_is_slow_on_all_its_kernels() -> None:
         for step in range(2):
             at = 100.0 * step
             run.step(step, at, 100.0).launch_kernel(GEMM, at, at + 1, 20.0 * factor)
-            run.launch_kernel(ADD, at + 1, at + 40, 5.0 * factor)
+            run.launch_kernel(ADD, at + 1, at + 40, 5.0 * factor).launch_kernel(TRITON, at + 2, at + 47, 1.0 * factor)
             run.collective("all_reduce", at + 50, 40.0 - 30.0 * (rank == 2), name=NCCL)
     mix = mix_of(run.build())
     assert mix is not None
     assert mix.per_rank is not None
     assert mix.per_rank["slowdown"].to_list() == pytest.approx([1.0, 1.0, 1.25, 1.0])
-    assert mix.per_rank["compute_ms"].to_list() == pytest.approx([25.0, 25.0, 31.25, 25.0])
+    assert mix.per_rank["compute_ms"].to_list() == pytest.approx([26.0, 26.0, 32.5, 26.0])
 
 
 def test_ranks_with_other_work_are_not_called_slow() -> None:
@@ -81,11 +82,25 @@ def test_ranks_with_other_work_are_not_called_slow() -> None:
     for rank, layers in ((0, 1), (1, 3)):
         run.rank(rank).step(0, 0, 100)
         for layer in range(layers):
-            run.launch_kernel(GEMM, layer, 1 + 20 * layer, 10.0 + 5 * rank)
+            for nth, name in enumerate((GEMM, ADD, TRITON)):
+                run.launch_kernel(name, layer, 1 + 20 * layer + 6 * nth, 3.0 + 2 * rank)
     mix = mix_of(run.build())
     assert mix is not None
     assert mix.per_rank is not None
     assert mix.per_rank["slowdown"].to_list() == [None, None]
+
+
+def test_more_rows_to_look_up_do_not_make_a_device_slow() -> None:
+    """A rank that holds the busier embedding tables spends most of its time there; its other kernels are as fast."""
+    run = RunBuilder()
+    for rank in range(2):
+        run.rank(rank).step(0, 0, 100).launch_kernel(LOOKUP, 0, 1, 20.0 + 40.0 * rank)
+        for nth, name in enumerate((GEMM, ADD, TRITON)):
+            run.launch_kernel(name, nth, 70 + 6 * nth, 5.0)
+    mix = mix_of(run.build())
+    assert mix is not None
+    assert mix.per_rank is not None
+    assert mix.per_rank["slowdown"].to_list() == [1.0, 1.0]
 
 
 def test_one_rank_has_no_peers() -> None:

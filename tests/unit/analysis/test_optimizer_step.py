@@ -82,6 +82,13 @@ def test_an_update_every_other_step_is_accumulation() -> None:
     assert found.ms_per_step == pytest.approx(0.5)
 
 
+def test_one_update_in_two_steps_does_not_make_accumulation() -> None:
+    """The capture may have begun or ended between the others."""
+    found = optimizer_of(training(steps=2, update_every=2).launch_kernel(FUSED, 181, 182, 2))
+    assert found is not None
+    assert found.steps_per_optimizer_step == 1.0
+
+
 def test_a_step_with_a_check_but_no_update_was_skipped() -> None:
     run = RunBuilder()
     for step in range(6):
@@ -93,6 +100,7 @@ def test_a_step_with_a_check_but_no_update_was_skipped() -> None:
     found = optimizer_of(run)
     assert found is not None
     assert found.skipped_steps == 2
+    assert found.steps_per_optimizer_step == 1.0, "a skipped step is no accumulation"
     assert found.scaler_checks_per_step == 1.0
 
 
