@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import polars as pl
 
 from ddiag.model.run import Run
@@ -11,24 +13,28 @@ _SKEW_NS = 1_000_000
 """Device clocks are fitted to the host's: a kernel may seem to start this much before its launch."""
 
 
+_REMEMBERED: dict[int, pl.DataFrame] = {}
+"""By the id of a run, while that run lives: many analyses need the frame, and the join is their costliest part."""
+
+
 def device_work(run: Run) -> pl.DataFrame:
     """Kernels and copies in time order per rank, with the launch that caused each.
 
-    Columns: rank, device, stream, kind (compute, communication or copy), name, start_ns, end_ns, correlation,
-    external_id, launch_start_ns, launch_end_ns, launch_tid, launch_kind (null where no launch was recorded). One graph
-    launch may own many kernels.
+    Columns: rank, device, stream, kind (compute, communication or copy), name (of a copy: its direction), start_ns,
+    end_ns, correlation, external_id, launch_start_ns, launch_end_ns, launch_tid, launch_kind (null where no launch was
+    recorded). One graph launch may own many kernels.
     """
-    kernels = run.table("kernels").select(
-        *_COLUMNS[:3], pl.col("kind").cast(pl.String), pl.col("name").cast(pl.String), *_COLUMNS[5:]
-    )
-    copies = run.table("copies").select(
-        *_COLUMNS[:3],
-        pl.lit("copy").alias("kind"),
-        pl.col("direction").cast(pl.String).alias("name"),
-        *_COLUMNS[5:],
-    )
-    work = pl.concat([kernels, copies]).sort(["rank", "start_ns", "end_ns"])
-    return _with_launches(work, run.table("launches"))
+    known = _REMEMBERED.get(id(run))
+    if known is None:
+        known = _REMEMBERED[id(run)] = _with_launches(_all_work(run), run.table("launches"))
+        weakref.finalize(run, _REMEMBERED.pop, id(run), None)
+    return known
+
+
+def _all_work(run: Run) -> pl.DataFrame:
+    kernels = run.table("kernels").select(_COLUMNS)
+    copies = run.table("copies").with_columns(pl.lit("copy").cast(pl.Categorical).alias("kind"), name="direction")
+    return pl.concat([kernels, copies.select(_COLUMNS)]).sort(["rank", "start_ns", "end_ns"])
 
 
 def _with_launches(work: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
@@ -38,7 +44,7 @@ def _with_launches(work: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_ns").alias("launch_start_ns"),
         pl.col("end_ns").alias("launch_end_ns"),
         pl.col("tid").alias("launch_tid"),
-        pl.col("kind").cast(pl.String).alias("launch_kind"),
+        pl.col("kind").alias("launch_kind"),
     )
     if calls.select("rank", "correlation").is_duplicated().any():
         return _join_latest(work, calls)

@@ -72,6 +72,16 @@ def is_loader(name: str) -> bool:
     return _LOADER.search(name) is not None
 
 
+def is_pooled_loader(name: str) -> bool:
+    """A wait for the next batch that the framework runs on whichever thread of a pool is free (TensorFlow)."""
+    return name.startswith("Iterator") and is_loader(name)
+
+
+def is_optimizer(name: str) -> bool:
+    """PyTorch's own annotation of an optimizer's step or zero_grad."""
+    return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
+
+
 def loader_in_process(name: str) -> bool | None:
     """True when *name* shows batches made in the training process, False when worker processes make them."""
     if _SINGLE_PROCESS.search(name):

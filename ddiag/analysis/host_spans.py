@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ddiag.analysis.host_names import is_loader, is_synchronising
+from ddiag.analysis.host_names import is_loader, is_optimizer, is_pooled_loader, is_synchronising
 from ddiag.analysis.intervals import covered
 from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
 from ddiag.model.run import Run
@@ -26,14 +26,22 @@ def issuing_threads(run: Run, rank: int) -> list[int]:
 
 
 def loader_spans(run: Run, rank: int) -> pl.DataFrame:
-    """Outermost waits for input on the training thread of *rank* (on any thread when that one is unknown).
+    """Outermost waits for input on a thread that drives training (on any thread when none is known).
 
-    A loader span elsewhere is a background prefetcher: it makes nobody wait.
+    A loader span elsewhere is a background prefetcher: it makes nobody wait. Without ProfilerStep ingest may take
+    autograd's thread, which launches most, for the driver; so threads that update parameters or launch kernels follow.
     """
     host = run.table("ops").filter((pl.col("rank") == rank) & (pl.col("kind") != "gpu_annotation"))
     waits = where_name(host, is_loader)
     main = training_thread(run, rank)
-    return outermost(waits if main is None else waits.filter(pl.col("tid") == main))
+    if waits.is_empty() or main is None:
+        return outermost(waits)
+    updating = where_name(host, is_optimizer)["tid"].unique().to_list()
+    for threads in ([main], updating, issuing_threads(run, rank)):
+        mine = waits.filter(pl.col("tid").is_in(threads))
+        if not mine.is_empty():
+            return outermost(mine)
+    return outermost(where_name(waits, is_pooled_loader))
 
 
 def blocking_calls(run: Run, rank: int) -> pl.DataFrame:

@@ -62,6 +62,17 @@ def test_a_prefetcher_on_another_thread_is_not_input() -> None:
     assert split_ms(causes(builder)) == {"input": 0, "sync": 0, "host": pytest.approx(21), "other": 0}
 
 
+def test_the_loader_is_found_where_autograd_launches_more_than_the_training_thread() -> None:
+    builder = RunBuilder().launch_kernel("gemm", 0, 0, 10).loader(10, 20, tid=5)
+    builder.annotation("Optimizer.step#SGD.step", 35, 2, tid=5).launch_kernel("gemm", 30, 30, 10)
+    assert split_ms(causes(builder))["input"] == pytest.approx(20)
+
+
+def test_tensorflows_iterator_waits_on_any_thread_of_its_pool() -> None:
+    builder = RunBuilder().launch_kernel("gemm", 0, 0, 10).op("IteratorGetNext", 10, 20, tid=5)
+    assert split_ms(causes(builder.launch_kernel("gemm", 30, 30, 10)))["input"] == pytest.approx(20)
+
+
 def test_work_launched_after_the_device_ran_dry_is_the_hosts() -> None:
     builder = RunBuilder().launch_kernel("gemm", 0, 0, 10).launch_kernel("gemm", 18, 20, 10)
     assert split_ms(causes(builder))["host"] == pytest.approx(10)
