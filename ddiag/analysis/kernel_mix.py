@@ -120,13 +120,13 @@ def _per_rank(compute: pl.DataFrame, windows: StepWindows) -> pl.DataFrame:
 def rank_slowdown(compute: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """rank and slowdown: how much longer the same kernels take on it than on its peers (1.0: as long).
 
-    The median over kernels of the rank's mean duration / the median of the ranks' means. A slow device is slow at all of
-    them, a rank with more work at some: hence the plain median, and no lookups, whose work depends on the data. Only
-    ranks that run a kernel equally often per step are compared, which leaves out other pipeline stages. A rank is absent
-    without enough such kernels. *compute*: rank, name, kernel_class, ns per kernel; *steps*: rank, steps.
+    The median over kernels of the rank's mean duration / the median of the ranks' means. A slow device is slow at all
+    of them, a rank with more work at some: hence the plain median, and no lookups, whose work depends on the data. Only
+    ranks that run a kernel equally often per step are compared, which leaves out other pipeline stages. A rank is
+    absent without enough such kernels. *compute*: rank, name, kernel_class, ns per kernel; *steps*: rank, steps.
     """
-    means = compute.filter(pl.col("kernel_class") != "embedding").group_by("rank", "name")
-    means = means.agg(pl.col("ns").mean().alias("mean"), pl.len().alias("count")).join(steps, on="rank")
+    rows = compute.filter(pl.col("kernel_class") != "embedding").group_by("rank", "name")
+    means = rows.agg(pl.col("ns").mean().alias("mean"), pl.len().alias("count")).join(steps, on="rank")
     means = means.with_columns((pl.col("count") / pl.col("steps")).alias("rate"))
     typical = pl.col("rate").median().over("name")
     alike = means.filter((pl.col("rate") / typical - 1).abs() <= _SAME_COUNT)
