@@ -17,8 +17,8 @@ _ACCUMULATE = f"{_NODE} torch::autograd::AccumulateGrad"
 _OPTIMIZER = "Optimizer.step#"
 MIN_GRADIENT_BYTES = 1024
 """Smaller reductions outside backward are metrics, norms and overflow checks."""
-_NEW_PASS_NS = 1_000_000
-"""Without sequence numbers, backward operators this far apart belong to two passes."""
+_FORWARD_OPERATORS = 4
+"""Operators between two backward nodes that make a forward of them; hooks and callbacks run fewer."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ def backward(run: Run, rank: int) -> Backward:
     steps = outermost(where_name(ops, lambda name: name.startswith(_OPTIMIZER)))
     steps = steps.filter(~pl.Series(_inside(_spans(nodes), times(steps, "start_ns"))))  # not one per parameter in hooks
     accumulated, optimizer = _spans(leaves), _spans(steps)
-    return Backward(_accumulating(_passes(nodes, optimizer), accumulated), accumulated, leaves.height, optimizer)
+    operators = np.sort(times(where_name(ops, lambda name: name.startswith("aten::")), "start_ns"))
+    passes = _accumulating(_passes(nodes, optimizer, operators), accumulated)
+    return Backward(passes, accumulated, leaves.height, optimizer)
 
 
 def _spans(frame: pl.DataFrame) -> Intervals:
@@ -94,23 +96,20 @@ def _accumulating(passes: Intervals, leaves: Intervals) -> Intervals:
     return kept
 
 
-def _passes(nodes: pl.DataFrame, optimizer: Intervals) -> Intervals:
+def _passes(nodes: pl.DataFrame, optimizer: Intervals, operators: Times) -> Intervals:
     """Group backward nodes into passes.
 
-    The forward numbers its operators upwards and the engine takes the highest number that is ready, so a node numbered
-    above all that came before it begins a new pass. An optimizer step always ends one.
+    A new one begins after an optimizer step, after a forward (operators between two nodes), and at a node numbered
+    above all before it: the forward counts its operators upwards, and the engine takes the highest that is ready.
     """
     if nodes.is_empty():
         return EMPTY
-    start, end = times(nodes, "start_ns"), times(nodes, "end_ns")
+    start, end = times(nodes, "start_ns"), np.maximum.accumulate(times(nodes, "end_ns"))
     sequence = nodes["sequence"].fill_null(-1).to_numpy()
-    highest = np.concatenate(([-1], np.maximum.accumulate(sequence)[:-1]))
+    highest = np.maximum.accumulate(sequence)[:-1]
     epoch = np.searchsorted(optimizer[:, 0], start, side="right")
-    new = np.concatenate(([True], epoch[1:] != epoch[:-1]))
-    if (sequence >= 0).any():
-        new |= (sequence >= 0) & (sequence > highest)
-    else:
-        new |= np.concatenate(([False], start[1:] - end[:-1] > _NEW_PASS_NS))
-    first = np.flatnonzero(new)
+    between = np.searchsorted(operators, start[1:], side="left") - np.searchsorted(operators, end[:-1], side="left")
+    new = (epoch[1:] != epoch[:-1]) | (between >= _FORWARD_OPERATORS) | ((sequence[1:] > highest) & (highest >= 0))
+    first = np.concatenate(([0], np.flatnonzero(new) + 1))
     last = np.append(first[1:], len(start)) - 1
-    return np.column_stack((start[first], np.maximum.accumulate(end)[last]))
+    return np.column_stack((start[first], end[last]))

@@ -39,7 +39,7 @@ def grad_buckets(
     if not jobs:
         return None
     calls = pl.concat([job.calls for job in jobs])
-    link = _link(calls)
+    link = _link(collectives.table, calls)
     table = _table(calls)
     curve = _ready_curve(table, jobs)
     tail_ms, exposed_ms = (float(np.mean([getattr(job, name) for job in jobs])) for name in ("tail_ms", "exposed_ms"))
@@ -63,7 +63,8 @@ class _RankJob:
     backward_ms: float
     tail_ms: float
     exposed_ms: float
-    steps: int
+    passes_per_step: float
+    """Reducing backward passes per steady step."""
     accumulation: int
     synced: int
     issued: str
@@ -90,11 +91,17 @@ def _rank_job(
         backward_ms=float(np.median(np.diff(device[reducing], axis=1))) / 1e6,
         tail_ms=float(covered(_after(alone, device, reducing), start, end).sum()) / len(start) / 1e6,
         exposed_ms=float(covered(alone, start, end).sum()) / len(start) / 1e6,
-        steps=len(start),
+        passes_per_step=_per_step(steady, host.passes[:, 0]) * synced / accumulation,
         accumulation=accumulation,
         synced=synced,
         issued=issued,
     )
+
+
+def _per_step(steady: pl.DataFrame, begins: Times) -> float:
+    """How many of the host's moments *begins* fall into one of the steady steps, on average."""
+    windows = union(times(steady, "host_start_ns"), times(steady, "host_end_ns"))
+    return float(np.count_nonzero(covered(windows, begins, begins + 1))) / steady.height
 
 
 def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, str]:
@@ -112,7 +119,8 @@ def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, 
     if _one_per_parameter(compiled, host):
         return compiled, "backward"
     after = calls.filter(pl.Series(host.after(at), dtype=pl.Boolean) & ~_tiny())
-    if after["bytes"].null_count() and not _one_per_parameter(after, host):
+    unsized = after["bytes"].null_count() > 0 and not _one_per_parameter(after, host)
+    if unsized or compiled.height > after.height:  # calls of unknown purpose during backward: do not guess
         return after.clear(), ""
     return after, "after_backward"
 
@@ -181,10 +189,14 @@ def _accumulation(host: Backward, reducing: Times) -> tuple[int, int]:
     return max(round(float(np.median(passes))), 1), max(round(float(np.median(with_reduction))), 1)
 
 
-def _link(calls: pl.DataFrame) -> LatencyBandwidth | None:
-    """Latency and bandwidth of one reduction; only from pure transfers, as waiting would pass for latency."""
+def _link(table: pl.DataFrame, calls: pl.DataFrame) -> LatencyBandwidth | None:
+    """Latency and bandwidth of one reduction, from all calls of the same kind in the groups that reduce gradients.
+
+    Only from pure transfers, as waiting would pass for latency.
+    """
+    kind = calls.select("comm", "op").unique()
     whole = pl.col("transfer_ms").is_not_null() & (pl.col("ranks_matched") == pl.col("group_size"))
-    pure = calls.filter((pl.col("bytes") > 0) & whole)
+    pure = table.join(kind, on=["comm", "op"], how="semi").filter((pl.col("bytes") > 0) & whole)
     return fit_latency_bandwidth(pure["bytes"].to_list(), pure["transfer_ms"].to_list())
 
 
@@ -227,13 +239,13 @@ def _signal(
     exposed_ms: float,
 ) -> GradBuckets:
     sizes = calls["bytes"].drop_nulls()
-    steps = sum(job.steps for job in jobs)
     synced = max(job.synced for job in jobs)
+    passes = float(np.mean([job.passes_per_step for job in jobs]))
     return GradBuckets(
         table=table,
-        count_per_step=calls.height / steps,
+        count_per_step=table.height * passes,
         reductions_per_optimizer_step=float(table.height * synced),
-        total_bytes=round(float(sizes.sum()) / steps),
+        total_bytes=round(float(table["bytes"].sum()) * passes),
         median_bytes=int(np.median(sizes.to_numpy())) if len(sizes) else 0,
         largest_bytes=int(sizes.to_numpy().max()) if len(sizes) else 0,
         tail_exposed_ms=tail_ms,

@@ -28,6 +28,9 @@ MAX_P_VALUE = 0.05
 MIN_T = 5.0
 """Or: how many standard errors its share of the waiting per step lies above the fair share. With few steps and ranks,
 counting cannot show what the amounts do."""
+MIN_AVOIDABLE = 0.2
+"""Share of the waiting a rank causes that would vanish if it alone came with the second-latest; below, others are
+nearly as late and the rank is not the one to name."""
 MIN_WAIT_SHARE = 0.01
 """Waiting / step that a rank must cause for it to be worth a name."""
 ROTATING_WAIT_SHARE = 0.02
@@ -111,6 +114,7 @@ class Judgement:
             and (p_values[worst] <= MAX_P_VALUE or self._steady_excess(worst) >= MIN_T)
             and (len(self.all.steps) < 3 or self.steps_last()[worst] >= 0.5)
             and self.wait_share * share[worst] >= MIN_WAIT_SHARE
+            and self.all.avoidable_ms[worst] >= MIN_AVOIDABLE * self.all.caused_ms[worst].sum()
         )
         return int(self.all.ranks[worst]) if stands_out else None
 
