@@ -49,8 +49,6 @@ class Collector:
         """Spans by kind of device."""
         self.old_layout = False
         """Categories of torch < 1.11: annotations are filed under operators."""
-        self.pid: int | None = None
-        """Process of the first operator."""
         self._odd_tids: dict[str, int] = {}
         self._open: dict[tuple[object, object], list[ev.Begin]] = defaultdict(list)
 
@@ -111,8 +109,6 @@ class Collector:
 
     def _ops(self, kind: Family, group: Spans) -> str:
         self.old_layout = self.old_layout or kind is Family.OLD_OP
-        if self.pid is None and kind is not Family.GPU_ANNOTATION and isinstance(group[0].pid, int):
-            self.pid = group[0].pid
         args = [span.args or NO_ARGS for span in group]
         self._put(
             "ops",
@@ -142,8 +138,8 @@ class Collector:
         table = "kernels" if kind is Family.KERNEL else "copies"
         self._put(
             table,
-            device=_with_fallback([arg.device for arg in args], [span.pid for span in group]),
-            stream=_with_fallback([arg.stream for arg in args], [span.tid for span in group]),
+            device=ints([arg.device for arg in args]),
+            stream=_streams(group, args),
             correlation=ints([arg.correlation for arg in args]),
             external_id=_external_ids(args),
         )
@@ -235,10 +231,12 @@ def _external_ids(args: list[Any]) -> IntColumn:
     return ints(values)
 
 
-def _with_fallback(values: list[object], fallback: list[object]) -> IntColumn:
-    if None not in values:
-        return ints(values)
-    return ints([other if value is None else value for value, other in zip(values, fallback, strict=True)])
+def _streams(group: Spans, args: list[Any]) -> IntColumn:
+    """The stream argument; where there is none, the row of the timeline is the stream's."""
+    values = [arg.stream for arg in args]
+    if None in values:
+        values = [span.tid if value is None else value for value, span in zip(values, group, strict=True)]
+    return ints(values)
 
 
 def _join(begin: ev.Begin, end: ev.End) -> ev.CompleteCollective | None:
@@ -247,7 +245,7 @@ def _join(begin: ev.Begin, end: ev.End) -> ev.CompleteCollective | None:
     except (TypeError, ValueError):
         return None
     return ev.CompleteCollective(
-        cat=begin.category, name=begin.name, pid=begin.pid, tid=begin.tid, ts=begin.ts, dur=length, args=begin.args
+        cat=begin.category, name=begin.name, tid=begin.tid, ts=begin.ts, dur=length, args=begin.args
     )
 
 

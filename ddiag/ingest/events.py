@@ -7,7 +7,7 @@ profilers, languages and hand-made tools disagree; what still does not fit goes 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Union
+from typing import ClassVar, Literal, Union
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -59,14 +59,9 @@ class CollectiveArgs(Args, gc=False):
     dst_rank: Number = field(name="Dst Rank", default=None)
 
 
-COLLECTIVE_MARK = b'"Collective name"'
-"""Text without it needs only the smaller ``Args``."""
-
-
 class _Span(Struct, gc=False):
     cat: str | None = None
     name: str = ""
-    pid: Number = None
     tid: Number = None
     ts: Number = None
     dur: Number = None
@@ -78,6 +73,22 @@ class Complete(_Span, gc=False, tag_field="ph", tag="X"):
 
 class CompleteCollective(_Span, gc=False, tag_field="ph", tag="X"):
     args: CollectiveArgs | None = None
+
+
+KnownCategory = Literal[
+    "cpu_op", "user_annotation", "gpu_user_annotation", "python_function", "kernel", "gpu_memcpy", "gpu_memset",
+    "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "mtia_runtime", "mtia_ccp_events", "cuda_sync",
+    "overhead", "Trace", "Operator", "Kernel", "Runtime", "Memcpy", "Memset",
+]  # fmt: skip
+"""Read as shared strings: no allocation, and grouping by them needs no hashing."""
+
+
+class KnownComplete(Complete, gc=False, tag_field="ph", tag="X"):
+    cat: KnownCategory | None = None  # type: ignore[assignment]
+
+
+class KnownCompleteCollective(CompleteCollective, gc=False, tag_field="ph", tag="X"):
+    cat: KnownCategory | None = None  # type: ignore[assignment]
 
 
 class Marked(Struct, gc=False):
@@ -142,17 +153,33 @@ Event = Complete | CompleteCollective | Begin | End | Instant | OldInstant | Cou
 
 
 
-def _decoder(*kinds: Any) -> msgspec.json.Decoder[list[Event]]:
-    return msgspec.json.Decoder(list[Union[kinds]])  # type: ignore[valid-type]
+def _decoder(span: type[Struct]) -> msgspec.json.Decoder[list[Event]]:
+    return msgspec.json.Decoder(list[Union[(span, *_OTHERS)]])  # type: ignore[misc]
 
 
-plain_array = _decoder(Complete, *_OTHERS)
-collective_array = _decoder(CompleteCollective, *_OTHERS)
-one_event: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Union[(CompleteCollective, *_OTHERS)])
 raw_array: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+one_event: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Union[(CompleteCollective, *_OTHERS)])
+
+_KNOWN = (_decoder(KnownComplete), _decoder(KnownCompleteCollective))
+_ANY = (_decoder(Complete), _decoder(CompleteCollective))
+_COLLECTIVE_MARK = b'"Collective name"'
 
 
-def decode(array: bytes | memoryview) -> list[Event]:
-    """Decode one JSON array of events."""
-    whole = array.obj if isinstance(array, memoryview) else array
-    return (collective_array if COLLECTIVE_MARK in whole else plain_array).decode(array)
+class ArrayDecoder:
+    """Decodes arrays of events of one trace with the cheapest decoder that fits."""
+
+    def __init__(self) -> None:
+        self._decoders = _KNOWN
+
+    def __call__(self, array: bytes | memoryview) -> list[Event]:
+        whole = array.obj if isinstance(array, memoryview) else array
+        # rfind: six times as fast as `in` where the mark is absent, which it is from most traces
+        described = whole.rfind(_COLLECTIVE_MARK) >= 0
+        try:
+            return self._decoders[described].decode(array)
+        except msgspec.ValidationError:
+            if self._decoders is _ANY:
+                raise
+        events = _ANY[described].decode(array)
+        self._decoders = _ANY
+        return events

@@ -81,7 +81,7 @@ def _owner(trace: Trace, ranks: dict[int, int]) -> int | tuple[object, ...]:
     rank = ranks.get(id(trace))
     if rank is not None:
         return rank
-    return ("process", trace.host, trace.pid) if trace.pid is not None else ("file", trace.source.label)
+    return ("process", trace.host, trace.main_tid) if trace.main_tid is not None else ("file", trace.source.label)
 
 
 def _one_period(traces: list[Trace], ranks: dict[int, int], picked: Picked) -> list[Trace]:
@@ -97,10 +97,10 @@ def _one_period(traces: list[Trace], ranks: dict[int, int], picked: Picked) -> l
     if len(clusters) < 2:
         return traces
     main = max(clusters, key=lambda cluster: (len({_owner(trace, ranks) for trace in cluster}), sum(t.events for t in cluster)))
-    processes = {(_owner(trace, ranks), trace.pid) for trace in main}
+    processes = {(_owner(trace, ranks), trace.main_tid) for trace in main}
     accepted = {id(trace) for trace in main}
     for cluster in clusters:
-        if all((_owner(trace, ranks), trace.pid) in processes and trace.pid is not None for trace in cluster):
+        if all((_owner(trace, ranks), trace.main_tid) in processes and trace.main_tid is not None for trace in cluster):
             accepted |= {id(trace) for trace in cluster}
     return _split(
         traces,
@@ -134,7 +134,7 @@ def _one_process(
 
 def _are_cycles(ordered: list[Trace]) -> bool:
     """One after the other, by one process."""
-    if len({trace.pid for trace in ordered if trace.pid is not None}) > 1:
+    if len({trace.main_tid for trace in ordered if trace.main_tid is not None}) > 1:
         return False
     return all(first.span[1] <= second.span[0] for first, second in zip(ordered, ordered[1:], strict=False))
 

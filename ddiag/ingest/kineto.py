@@ -48,7 +48,6 @@ def read(source: Source, text: PlainText) -> Trace:
         world_size=facts.world_size,
         backend=facts.backend,
         host=facts.host,
-        pid=collector.pid,
         groups=_groups(facts, collector),
         tables=_shift(tables, facts.base_ns),
         main_tid=_main_thread(tables, launches, ops),

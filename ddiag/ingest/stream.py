@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddiag.ingest.events import Event, decode
+from ddiag.ingest.events import ArrayDecoder, Event
 from ddiag.ingest.header import parse_object, parse_tail
 from ddiag.ingest.sniff import TRACE_EVENTS
 from ddiag.ingest.sources import PlainText
@@ -46,6 +46,7 @@ class EventStream:
         self.truncated = False
         self.damaged = False
         """Some text was not JSON and was skipped."""
+        self._decode = ArrayDecoder()
         self._rest = b""
         self._ended = False
         self._bare = False
@@ -91,7 +92,7 @@ class EventStream:
         for cut in _cuts(buffer):
             comma = buffer.index(b",", cut)
             buffer[comma] = _CLOSE
-            events, error = _try(view[: comma + 1])
+            events, error = self._try(view[: comma + 1])
             if error is None:
                 self._rest = bytes(view[comma + 1 :])
                 yield events
@@ -118,6 +119,12 @@ class EventStream:
         elif len(buffer) > MAX_EVENT_BYTES:
             self.dropped, self.damaged, self._rest = self.dropped + 1, True, b""
 
+    def _try(self, array: bytes | memoryview) -> tuple[list[Event], BaseException | None]:
+        try:
+            return self._decode(array), None
+        except DECODE_ERRORS as error:
+            return [], error
+
     def _tolerant(self, items: bytes) -> list[Event]:
         if not items.strip(b" \t\r\n,"):
             return []
@@ -133,7 +140,7 @@ class EventStream:
             tail = parse_tail(text[end:], bare=self._bare)
             if tail is None:
                 continue
-            events, error = _try(text[:end])
+            events, error = self._try(text[:end])
             if error is not None and _cut_too_early(error):
                 continue
             if error is not None and (earlier := _array_end(error, text)) is not None:
@@ -154,7 +161,7 @@ class EventStream:
         """No end of the file that makes sense: use what is complete."""
         self.truncated = True
         text = b"[%b]" % self._rest.rstrip(b" \t\r\n,]")
-        events, error = _try(text)
+        events, error = self._try(text)
         if error is None:
             yield events
             return
@@ -164,7 +171,7 @@ class EventStream:
             return
         boundaries = [match.start() + 1 for match in BETWEEN_EVENTS.finditer(text)]
         for cut in boundaries[: -_MAX_TRIES - 1 : -1]:
-            events, error = _try(text[:cut] + b"]")
+            events, error = self._try(text[:cut] + b"]")
             if error is None:
                 yield events
                 return
@@ -190,13 +197,6 @@ def _cuts(text: bytearray) -> list[int]:
         if ends:
             return ends[: -_MAX_TRIES - 1 : -1]
     return [match.start() + 1 for match in BETWEEN_EVENTS.finditer(text)][: -_MAX_TRIES - 1 : -1]
-
-
-def _try(array: bytes | memoryview) -> tuple[list[Event], BaseException | None]:
-    try:
-        return decode(array), None
-    except DECODE_ERRORS as error:
-        return [], error
 
 
 def _array_end(error: BaseException, text: bytes | bytearray) -> int | None:

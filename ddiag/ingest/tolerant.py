@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from ddiag.ingest.events import CollectiveArgs, CompleteCollective, Event, decode, one_event, raw_array
+from ddiag.ingest.events import ArrayDecoder, CollectiveArgs, CompleteCollective, Event, one_event, raw_array
 
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError)
 """``DecodeError`` covers wrong types as well; a bomb of brackets ends in ``RecursionError``."""
@@ -37,7 +37,7 @@ def decode_tolerantly(items: bytes) -> tuple[list[Event], int]:
     """Decode *items* (events separated by commas, no brackets): the events, and how many were dropped."""
     clean = repair(items)
     try:
-        return decode(b"[" + clean + b"]"), 0
+        return ArrayDecoder()(b"[" + clean + b"]"), 0
     except DECODE_ERRORS:
         pass
     try:

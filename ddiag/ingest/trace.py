@@ -31,8 +31,6 @@ class Trace:
     world_size: int | None = None
     backend: str | None = None
     host: str | None = None
-    pid: int | None = None
-    """Process that was profiled."""
     groups: tuple[Group, ...] = ()
     main_tid: int | None = None
     device_kind: str = "cpu"
