@@ -144,9 +144,14 @@ def bucket_chart(signals: Signals) -> Chart | None:
     figure = go.Figure()
     for activity, amounts in ((HIDDEN, shown["dur_ms"] - shown["exposed"]), (TRANSFER, shown["exposed"])):
         figure.add_bar(
-            x=names, y=amounts.to_list(), marker=bar_marker(activity), text=texts, textposition="none",
+            x=names,
+            y=amounts.to_list(),
+            width=min(0.72, 0.1 * len(names)),
+            marker=bar_marker(activity),
+            text=texts,
+            textposition="none",
             hovertemplate=f"%{{text}}<br>{activity.label}: %{{y:,.3~f}} ms<extra></extra>",
-        )  # fmt: skip
+        )
     style(
         figure,
         height=280,

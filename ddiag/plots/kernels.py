@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 import polars as pl
 
-from ddiag.model.signals import KernelMix, Signals
+from ddiag.model.signals import KernelMix, Signals, StepBudget
 from ddiag.plots.chart import Chart, axis, style
 from ddiag.plots.numbers import percent, short
 from ddiag.plots.palette import COMPUTE, COPY, TRANSFER, bar_marker
@@ -19,11 +19,17 @@ COLUMNS = (
     Column("median_us", "Median", "µs"),
 )
 WORDS = {
-    "gemm": "matrix multiplication",
+    "gemm": "matmul (GEMM)",
     "conv": "convolution",
     "norm": "normalisation",
     "copy": "copies by kernel",
 }
+
+
+def unit_of_work(signals: Signals) -> str:
+    """'Kernel', or 'Operator' where the trace has no device activity and CPU operators stand for compute."""
+    budget = signals.get(StepBudget)
+    return "Operator" if budget is not None and not budget.on_device else "Kernel"
 
 
 def kernel_classes(signals: Signals) -> Chart | None:
@@ -35,6 +41,7 @@ def kernel_classes(signals: Signals) -> Chart | None:
     table = table.sort("ms_per_step", descending=True).filter(pl.col("ms_per_step") > 0)
     if table.is_empty():
         return None
+    what = unit_of_work(signals)
     figure, longest = go.Figure(), float(table["ms_per_step"].to_list()[0])
     colour = {"communication": TRANSFER, WORDS["copy"]: COPY}
     for row in table.to_dicts():
@@ -57,9 +64,9 @@ def kernel_classes(signals: Signals) -> Chart | None:
     )
     return Chart(
         "kernel-classes",
-        "Kernel time by class",
+        f"{what} time by class",
         "ms per step",
-        "The longest bars are what the device does most; many short kernels of one class are a chance to fuse.",
+        f"The longest bars are what takes most time; many short {what.lower()}s of one class are a chance to fuse.",
         figure,
-        make_table("kernel-classes-data", "Kernel classes", COLUMNS, table),
+        make_table("kernel-classes-data", f"{what} classes", COLUMNS, table),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -24,10 +25,11 @@ def amount(value: float) -> str:
 
 
 def decimals_for(values: Sequence[float]) -> int:
-    """Decimals for a column of these magnitudes: three significant digits of its largest, none if all are whole."""
-    if not values or all(value == int(value) for value in values if value < 1e15):
+    """Decimals for a column of these magnitudes: four significant digits of its largest, none if all are whole."""
+    finite = [value for value in values if math.isfinite(value)]
+    if all(value == int(value) for value in finite):
         return 0
-    return max(1, _decimals(max(values)))
+    return max(1, min(_decimals(max(finite)) + 1, 4))
 
 
 def size(amount: float) -> str:

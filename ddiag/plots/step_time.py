@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 import polars as pl
 
-from ddiag.model.signals import JobFacts, Signals, StepBudget
+from ddiag.model.signals import Collectives, JobFacts, Signals, StepBudget
 from ddiag.plots.chart import Chart, Switch, axis, drawn, plain, shorten, style
 from ddiag.plots.numbers import percent, short, span
 from ddiag.plots.palette import COMPUTE, GROUND, IDLE, OVERLAP, PARTS, Activity, bar_marker
@@ -17,6 +18,8 @@ MOST_RANKS = 16
 """Above this only the slowest ranks, the median and the fastest are drawn."""
 WORST = 10
 MOST_STEPS = 120
+
+UNMATCHED = "Exposed communication includes waiting for other ranks: these traces cannot tell the two apart."
 
 PART_COLUMNS = tuple(Column(name, activity.label, "ms") for name, activity in PARTS.items())
 OWN = Column("own_ms", "Own time (step − waiting)", "ms")
@@ -80,7 +83,13 @@ def waterfall(signals: Signals) -> Chart | None:
         "Each bar starts where the one above it ends: remove a cause and the step gets shorter by at most its bar.",
         figure,
         data,
+        note=UNMATCHED if means["comm_transfer_ms"] > 0 and not _matched(signals) else "",
     )
+
+
+def _matched(signals: Signals) -> bool:
+    communication = signals.get(Collectives)
+    return communication is not None and communication.matched_ranks > 1
 
 
 def _bar(label: str, base: float, amount: float, activity: Activity, step: float) -> dict[str, object]:
@@ -106,8 +115,10 @@ def rank_bars(signals: Signals, culprits: Sequence[int] = ()) -> Chart | None:
         return None
     rows = steady_rows(budget)
     names = [*PARTS, "overlapped_comm_ms", "step_ms", "own_ms"]
-    every = rows.group_by("rank").agg(pl.col(names).mean()).sort("own_ms", "rank", descending=[True, False])
-    shown, note = _few(every, culprits)
+    every = rows.group_by("rank").agg(pl.col(names).mean())
+    order = _slowness(every)
+    every = every.sort(order.column, "rank", descending=[order.descending, False])
+    shown, note = _few(every, order, culprits)
     labels = {r: plain(rank_label(r, facts)) for r in shown["rank"].to_list()}
     figure = go.Figure()
     stack = _stack(shown)
@@ -122,6 +133,7 @@ def rank_bars(signals: Signals, culprits: Sequence[int] = ()) -> Chart | None:
             hovertemplate=f"%{{y}}<br>{activity.label}: %{{x:,.3~f}} ms<extra></extra>",
         )
     slowest = [labels[r] for r in shown["rank"].to_list()]
+    longest = [labels[r] for r in shown.sort("step_ms", "rank", descending=[True, False])["rank"].to_list()]
     in_order = [labels[r] for r in sorted(shown["rank"].to_list())]
     style(
         figure,
@@ -145,26 +157,49 @@ def rank_bars(signals: Signals, culprits: Sequence[int] = ()) -> Chart | None:
         ),
         keys=drawn([a for a, _ in stack], [sum(amounts) for _, amounts in stack]),
         note=note,
-        switch=Switch("Sort", (_order("Slowest first", slowest), _order("By rank", in_order))),
+        switch=_switch({order.words: slowest, "Longest step first": longest, "By rank": in_order}),
     )
 
 
-def _order(words: str, labels: list[str]) -> tuple[str, dict[str, object]]:
-    return words, {"layout": {"yaxis.categoryarray": labels}}
+@dataclass(frozen=True)
+class Order:
+    """By what ranks are called slow."""
+
+    column: str
+    descending: bool
+    words: str
+    least: str
+    most: str
 
 
-def _few(every: pl.DataFrame, culprits: Sequence[int]) -> tuple[pl.DataFrame, str]:
-    """The ranks to draw of *every* (sorted slowest first), and a sentence that says which."""
+LATE = Order("comm_wait_ms", False, "Least waiting first", "that wait least", "that waits most")
+LONG = Order("step_ms", True, "Longest step first", "with the longest steps", "with the shortest")
+
+
+def _slowness(every: pl.DataFrame) -> Order:
+    """Where ranks wait for each other their steps are equally long, and the slow one is the one that waits least."""
+    waiting = float(every["comm_wait_ms"].sum()) >= 0.01 * float(every["step_ms"].sum())
+    return LATE if waiting else LONG
+
+
+def _switch(orders: dict[str, list[str]]) -> Switch:
+    return Switch("Sort", tuple((words, {"layout": {"yaxis.categoryarray": names}}) for words, names in orders.items()))
+
+
+def _few(every: pl.DataFrame, order: Order, culprits: Sequence[int]) -> tuple[pl.DataFrame, str]:
+    """The ranks to draw of *every* (sorted by *order*), and a sentence that says which."""
     count = every.height
     if count <= MOST_RANKS:
         return every, ""
     keep = set(range(WORST)) | {count // 2, count - 1}
     keep |= {i for i, rank in enumerate(every["rank"].to_list()) if rank in set(list(culprits)[:4])}
     shown = every[sorted(keep)]
-    quantiles = [span(float(every["own_ms"].quantile(q) or 0.0)) for q in (0.05, 0.5, 0.95)]
+    quantiles = [span(float(every[order.column].quantile(q) or 0.0)) for q in (0.05, 0.5, 0.95)]
+    what = "Waiting" if order is LATE else "Step time"
     note = (
-        f"{shown.height} of {count:,} ranks: the {WORST} slowest, the median, the fastest and those named in findings. "
-        f"Own time of all ranks: 5th percentile {quantiles[0]}, median {quantiles[1]}, 95th percentile {quantiles[2]}."
+        f"{shown.height} of {count:,} ranks: the {WORST} {order.least}, the median, the one {order.most} and those "
+        f"named in findings. {what} over all ranks: 5th percentile {quantiles[0]}, median {quantiles[1]}, 95th percentile "
+        f"{quantiles[2]}."
     )
     return shown, note
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,7 +105,7 @@ class _Writer:
             return Cell("yes" if value else "no", "1" if value else "0")
         if isinstance(value, str):
             return Cell(value, value)
-        if value != value:  # NaN: measured, but not a number
+        if not math.isfinite(value):
             return Cell("–", "")
         return Cell(self._text(float(value)), repr(value))
 
@@ -115,6 +116,6 @@ class _Writer:
             return str(int(value))
         if self._kind == "count" and value == int(value):
             return thousands(value, 0)
-        text = thousands(value * 100 if self._kind == "share" else value, self._decimals)
+        text = thousands(value * 100 if self._kind == "share" else value, self._decimals).replace("-", "−")
         # Something measured never looks like nothing.
         return f"< {10**-self._decimals:.{self._decimals}f}" if value > 0 and text.strip("0.") == "" else text

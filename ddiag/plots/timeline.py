@@ -61,12 +61,18 @@ class Timeline:
     table: DataTable
 
     @property
+    def communicates(self) -> bool:
+        return TRANSFER in self.activities
+
+    @property
     def activities(self) -> tuple[Activity, ...]:
         return tuple({lane.activity.key: lane.activity for rank in self.ranks for lane in rank.lanes}.values())
 
 
-def timeline(signals: Signals, run: Run, culprits: Sequence[int] = ()) -> Timeline | None:
-    """The longest steady step; None when the run has no spans (or no step)."""
+def timeline(
+    signals: Signals, run: Run, culprits: Sequence[int] = (), *, outlined: Sequence[int] = ()
+) -> Timeline | None:
+    """The longest steady step of the *culprits* and the slowest ranks; None when the run has no spans (or no step)."""
     budget, facts = signals.get(StepBudget), signals.get(JobFacts)
     if budget is None or budget.table.is_empty():
         return None
@@ -83,7 +89,7 @@ def timeline(signals: Signals, run: Run, culprits: Sequence[int] = ()) -> Timeli
             r,
             rank_label(r, facts),
             tuple(lanes[r, kind.key] for kind in KINDS if (r, kind.key) in lanes),
-            r in culprits,
+            r in outlined,
         )
         for r in present
     )

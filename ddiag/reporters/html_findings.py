@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddiag.plots.step_time import rank_label
 from ddiag.rulekit.finding import Finding, Role
 
 MOST_CHIPS = 12
@@ -68,7 +69,7 @@ def _anchors(findings: Sequence[Finding]) -> list[str]:
 
 def _card(finding: Finding, anchor: str, consequences: tuple[Card, ...]) -> Card:
     who = finding.culprits
-    chips = [Chip("rank", str(rank), f"rank {rank}") for rank in who.ranks]
+    chips = [Chip("rank", str(rank), rank_label(rank, None)) for rank in who.ranks]
     for kind, names in (("host", who.hosts), ("group", who.groups), ("device", who.devices), ("module", who.modules)):
         chips += [Chip(kind, name, f"{kind} {name}") for name in names]
     return Card(finding, anchor, tuple(chips[:MOST_CHIPS]), len(chips), consequences)

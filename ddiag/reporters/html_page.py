@@ -88,6 +88,16 @@ class Page:
         return self.diagnosis.verdict.status is Status.HEALTHY
 
     @property
+    def acts(self) -> bool:
+        """There is something to do; without it (notes at most) the page says what was checked instead."""
+        return bool(self.cards) and self.diagnosis.verdict.primary is not None
+
+    @property
+    def inconclusive(self) -> bool:
+        """What is missing is then the thing to act on, so it comes first."""
+        return self.diagnosis.verdict.status is Status.INCONCLUSIVE
+
+    @property
     def charts(self) -> tuple[Chart, ...]:
         return tuple(chart for section in self.sections for chart in section.charts)
 
@@ -98,22 +108,24 @@ class Page:
     @property
     def contents(self) -> tuple[tuple[str, str], ...]:
         """(anchor, words) of the contents list."""
-        entries = [("verdict", "Verdict")]
-        if self.cards:
-            entries += [("first", "Do this first"), ("findings", "Findings")]
-        if not self.cards:
+        missing = [("not-measured", "Not measured")] if self.abstentions else []
+        entries = [("verdict", "Verdict"), *(missing if self.inconclusive else ())]
+        if self.acts:
+            entries.append(("first", "Do this first"))
+        if not self.acts:
             entries.append(("checked", "What was checked"))
+        if self.cards:
+            entries.append(("findings", "Findings"))
         entries += [(section.id, section.title) for section in self.sections]
-        if self.abstentions:
-            entries.append(("not-measured", "Not measured"))
-        return (*entries, ("coverage", "Coverage and method"))
+        return (*entries, *(() if self.inconclusive else missing), ("coverage", "Coverage and method"))
 
 
 def build_page(diagnosis: Diagnosis, signals: Signals, run: Run) -> Page:
     """Everything the template needs; a section without content is left out."""
     facts = signals.get(JobFacts)
     culprits = _culprit_ranks(diagnosis, facts)
-    sections = _sections(signals, run, culprits)
+    primary = diagnosis.findings[0].culprits.ranks if diagnosis.findings else ()
+    sections = _sections(signals, run, culprits, primary)
     step_words, parts = _budget(signals)
     return Page(
         diagnosis=diagnosis,
@@ -131,7 +143,7 @@ def build_page(diagnosis: Diagnosis, signals: Signals, run: Run) -> Page:
     )
 
 
-def _sections(signals: Signals, run: Run, culprits: Sequence[int]) -> list[Section]:
+def _sections(signals: Signals, run: Run, culprits: Sequence[int], primary: Sequence[int]) -> list[Section]:
     return [
         Section(
             "step-time",
@@ -141,7 +153,7 @@ def _sections(signals: Signals, run: Run, culprits: Sequence[int]) -> list[Secti
             ),
         ),
         Section("ranks-steps", "Ranks × steps", _present(heat_map.heat_map(signals))),
-        Section("timeline", "Timeline of the worst step", timeline=timeline(signals, run, culprits)),
+        Section("timeline", "Timeline of the worst step", timeline=timeline(signals, run, culprits, outlined=primary)),
         Section(
             "communication",
             "Communication",
@@ -151,7 +163,7 @@ def _sections(signals: Signals, run: Run, culprits: Sequence[int]) -> list[Secti
         Section("memory", "Memory", _present(memory.memory_timeline(signals, culprits)), tables.memory(signals)),
         Section(
             "kernels",
-            "Kernels",
+            f"{kernels.unit_of_work(signals)}s",
             _present(kernels.kernel_classes(signals)),
             _present(tables.top_kernels(signals), tables.precision(signals)),
         ),

@@ -83,11 +83,12 @@ def top_kernels(signals: Signals) -> DataTable | None:
     mix = signals.get(KernelMix)
     if mix is None or mix.top.is_empty():
         return None
-    columns = (Column("name", "Kernel", kind="code"), *kernels.COLUMNS)
+    what = kernels.unit_of_work(signals)
+    columns = (Column("name", what, kind="code"), *kernels.COLUMNS)
     rows = mix.top.with_columns(
         pl.col("name").cast(pl.String), pl.col("kernel_class").cast(pl.String).replace(kernels.WORDS)
     )
-    return make_table("top-kernels", "Costliest kernels", columns, rows, limit=30, cut_by="costliest")
+    return make_table("top-kernels", f"Costliest {what.lower()}s", columns, rows, limit=30, cut_by="costliest")
 
 
 def precision(signals: Signals) -> DataTable | None:

@@ -9,13 +9,14 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from ddiag.plots.chart import shorten
 from ddiag.plots.numbers import percent, short, size, span, thousands
 from ddiag.reporters.words import number, shown_unit
 from ddiag.rulekit.cost import name_ranks
 
 _CODE = re.compile(r"`([^`\n]+)`")
 _COMMAND = re.compile(r"^(ddiag|python3?|torchrun|nvidia-smi|rocm-smi|export|NCCL_\w+=)\b")
-_WORD = re.compile(r"[a-z]+([ ,;]|$)")
+_WORD = re.compile(r"[a-z]+(-[a-z]+)*(?=[ ,;]|: |$)")
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -77,6 +78,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "shown_unit": shown_unit,
     "evidence_value": evidence_value,
     "ms": short,
+    "shorten": shorten,
     "percent": percent,
     "rank_words": name_ranks,
     "span": span,

@@ -36,7 +36,8 @@
     input.setAttribute("aria-label", `Filter ${caption}`);
     const count = document.createElement("span");
     box.append(label, input, count);
-    table.closest(".table-box").before(box);
+    table.setAttribute("aria-label", caption);
+    table.caption.append(box);
     input.addEventListener("input", () => {
       const wanted = input.value.trim().toLowerCase();
       ddiag.$("tbody tr", table).forEach((row) => { row.dataset.text = !wanted || row.textContent.toLowerCase().includes(wanted) ? "1" : "0"; });

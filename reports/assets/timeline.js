@@ -37,7 +37,7 @@
   }
   function place() {
     width = ddiag.printing ? 660 : canvas.parentElement.clientWidth;
-    const words = width < 560 ? 34 : 54;
+    const words = 54;
     pen.font = `600 12.5px ${family()}`;
     const longest = Math.max(...data.ranks.map((rank) => pen.measureText(label(rank)).width));
     gutter = Math.ceil(Math.min(longest, width < 560 ? 64 : 190)) + words + 14;
