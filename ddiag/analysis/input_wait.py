@@ -26,7 +26,7 @@ from ddiag.model.run import Run
 from ddiag.model.signals import InputWait
 
 _SPIKE = 3.0
-"""A wait this many times the median wait …"""
+"""A wait this many times the lower quartile of waits (with two workers half of all waits are spikes) …"""
 _SPIKE_MS = 1.0
 """… and this long is a spike."""
 
@@ -97,7 +97,7 @@ def _spike_period(waits: pl.DataFrame) -> int | None:
     for _, mine in waits.group_by("rank"):
         per_step = mine.group_by("step").agg(pl.col("wait_ms").sum()).sort("step")
         wait_ms, step = per_step["wait_ms"].to_numpy(), per_step["step"].to_numpy()
-        spikes = step[(wait_ms > _SPIKE * np.median(wait_ms)) & (wait_ms > _SPIKE_MS)]
+        spikes = step[(wait_ms > _SPIKE * np.quantile(wait_ms, 0.25)) & (wait_ms > _SPIKE_MS)]
         distance = np.unique(np.diff(spikes))
         if spikes.size >= 3 and distance.size == 1 and distance[0] > 1:
             found.append(int(distance[0]))

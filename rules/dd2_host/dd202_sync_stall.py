@@ -36,7 +36,7 @@ RULE = Rule(
     symptom="the device pauses at the same place of every step or micro-batch; removing the progress bar speeds it up",
     evidence="aten::item, nonzero, copies to the host or synchronise calls on the training thread, device idle after",
     applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
-    explained_by=("DD1103", "DD804"),
+    explained_by=("DD602", "DD1001", "DD1002", "DD1103", "DD804"),
     references=("https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html",),
 )
 ITEM = ("item", "_local_scalar_dense", "is_nonzero", "equal")

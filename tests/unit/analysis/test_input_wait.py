@@ -92,6 +92,13 @@ def test_spikes_at_equal_distance_give_the_number_of_workers() -> None:
     assert found.spike_period == 4
 
 
+@pytest.mark.parametrize("waits", [[60, 0.5] * 4, [20.4, 174, 41.4, 160, 58.6, 153]])
+def test_two_workers_make_every_second_wait_a_spike(waits: list[float]) -> None:
+    found = signal(loading(*waits))
+    assert found is not None
+    assert found.spike_period == 2
+
+
 @pytest.mark.parametrize("waits", [[60, 0.5, 0.5, 60, 0.5, 60, 0.5, 0.5], [5] * 8, [0.1, 0.5, 0.1, 0.5, 0.1, 0.5]])
 def test_irregular_even_or_tiny_waits_have_no_period(waits: list[float]) -> None:
     found = signal(loading(*waits))
