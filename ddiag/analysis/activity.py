@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ddiag.analysis.device_work import device_work
+from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
 from ddiag.analysis.host_names import is_loader
 from ddiag.analysis.host_spans import loader_spans
 from ddiag.analysis.idle_causes import IdleCauses, idle_causes
@@ -46,15 +46,14 @@ def activity(run: Run) -> dict[int, RankActivity]:
     """The activity of every rank. A rank without any device work is described by its host spans."""
     kernels, copies = run.table("kernels"), run.table("copies")
     with_device = set(kernels["rank"].unique().to_list()) | set(copies["rank"].unique().to_list())
-    work = device_work(run)
     found: dict[int, RankActivity] = {}
     for rank in sorted(set(run.table("ranks")["rank"].to_list()) | with_device):
-        found[rank] = _device_activity(run, rank, work) if rank in with_device else _host_activity(run, rank)
+        found[rank] = _device_activity(run, rank) if rank in with_device else _host_activity(run, rank)
     return found
 
 
-def _device_activity(run: Run, rank: int, all_work: pl.DataFrame) -> RankActivity:
-    work = all_work.filter(pl.col("rank") == rank)
+def _device_activity(run: Run, rank: int) -> RankActivity:
+    work = rows_of(run, DEVICE_WORK, rank)
     compute, comm, copy = (spans_union(of_kind(work, kind)) for kind in ("compute", "communication", "copy"))
     busy = merge(compute, comm, copy)
     return RankActivity(compute, comm, copy, busy, on_device=True, idle=idle_causes(run, rank, busy, work))
@@ -65,8 +64,8 @@ def _host_activity(run: Run, rank: int) -> RankActivity:
 
     Asynchronous collectives may run while operators do, on the same thread too: they overlap, as on a device.
     """
-    mine = run.table("ops").filter(pl.col("rank") == rank)
-    comm = spans_union(run.table("collectives").filter((pl.col("rank") == rank) & (pl.col("source") == "host")))
+    mine = rows_of(run, "ops", rank)
+    comm = spans_union(rows_of(run, "collectives", rank).filter(pl.col("source") == "host"))
     threads = [_thread_compute(group) for _, group in of_kind(mine, "op").group_by("tid")]
     compute = subtract(merge(*threads), spans_union(loader_spans(run, rank)))
     return RankActivity(compute, comm, comm[:0], merge(compute, comm), on_device=False)

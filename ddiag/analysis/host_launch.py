@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ddiag.analysis.activity import RankActivity
-from ddiag.analysis.device_work import device_work
+from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
 from ddiag.analysis.host_spans import blocking_calls, issuing_threads, loader_spans
 from ddiag.analysis.idle_causes import IdleCauses
 from ddiag.analysis.intervals import Intervals, Times, covered, subtract
@@ -72,7 +72,7 @@ def _of_rank(run: Run, windows: StepWindows, rank: int, idle: IdleCauses | None)
     """Means over the steady steps of *rank*."""
     gaps = idle.gaps if idle is not None else pl.DataFrame(schema={"late": pl.Boolean})
     device, host = device_windows(windows, rank), host_windows(windows, rank)
-    calls = run.table("launches").filter(pl.col("rank") == rank)
+    calls = rows_of(run, "launches", rank)
     return {
         "launches_per_step": _count(of_kind(calls, "launch", "graph"), host),
         "graph_launches_per_step": _count(of_kind(calls, "graph"), host),
@@ -99,18 +99,17 @@ def _in_calls(run: Run, rank: int) -> Intervals:
     """When a thread that issues work was inside an operator or a runtime call, outside the loader."""
     threads = issuing_threads(run, rank)
     columns = ["start_ns", "end_ns"]
-    of_rank = (pl.col("rank") == rank) & pl.col("tid").is_in(threads)
-    calls = run.table("launches").filter(of_rank).select(columns)
-    operators = of_kind(run.table("ops").filter(of_rank), "op").select(columns)
+    on_thread = pl.col("tid").is_in(threads)
+    calls = rows_of(run, "launches", rank).filter(on_thread).select(columns)
+    operators = of_kind(rows_of(run, "ops", rank).filter(on_thread), "op").select(columns)
     return subtract(spans_union(pl.concat([calls, operators])), spans_union(loader_spans(run, rank)))
 
 
 def _median_kernel_us(run: Run, windows: StepWindows, ranks: list[int]) -> float:
     """Median length of the compute kernels that ran in steady steps, over all ranks, in µs."""
-    kernels = of_kind(run.table("kernels").filter(pl.col("rank").is_in(ranks)), "compute")
     lengths = []
     for rank in ranks:
-        mine = kernels.filter(pl.col("rank") == rank)
+        mine = of_kind(rows_of(run, "kernels", rank), "compute")
         start, end = times(mine, "start_ns"), times(mine, "end_ns")
         lengths.append((end - start)[_inside(start, *device_windows(windows, rank))])
     pooled = np.concatenate(lengths)
@@ -123,10 +122,10 @@ def _blocking_launch_share(run: Run, windows: StepWindows, ranks: list[int]) -> 
     A kernel of a few µs may be over before any launch call returns, so only longer ones are asked.
     """
     length = pl.col("end_ns") - pl.col("start_ns")
-    work = device_work(run).filter((pl.col("launch_kind") == "launch") & (length >= _TELLING_NS))
     blocked = asked = 0
     for rank in ranks:
-        mine = work.filter(pl.col("rank") == rank)
+        work = rows_of(run, DEVICE_WORK, rank)
+        mine = work.filter((pl.col("launch_kind") == "launch") & (length >= _TELLING_NS))
         begin, until = host_windows(windows, rank)
         mine = mine.filter(pl.Series(_inside(times(mine, "launch_start_ns"), begin, until)))
         blocked += int((mine["launch_end_ns"] >= mine["end_ns"]).sum())
@@ -166,10 +165,12 @@ def _top_ops(run: Run, rank: int, start: Times, end: Times) -> list[str]:
     if not start.size:
         return []
     length = pl.col("end_ns") - pl.col("start_ns")
-    on_thread = (pl.col("rank") == rank) & pl.col("tid").is_in(issuing_threads(run, rank))
+    on_thread = pl.col("tid").is_in(issuing_threads(run, rank))
     columns = [pl.col("name").cast(pl.String), "start_ns", "end_ns"]
-    host = run.table("ops").filter(on_thread & (pl.col("kind") != "gpu_annotation") & (length >= _NOTICEABLE_NS))
-    calls = run.table("launches").filter(on_thread & (length >= _NOTICEABLE_NS))
+    host = rows_of(run, "ops", rank).filter(
+        on_thread & (pl.col("kind") != "gpu_annotation") & (length >= _NOTICEABLE_NS)
+    )
+    calls = rows_of(run, "launches", rank).filter(on_thread & (length >= _NOTICEABLE_NS))
     spans = pl.concat([host.select(columns), calls.select(columns)])
     span_start, span_end, names = times(spans, "start_ns"), times(spans, "end_ns"), spans["name"].to_list()
     found = []

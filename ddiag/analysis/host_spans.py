@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from ddiag.analysis.by_rank import rows_of
 from ddiag.analysis.host_names import is_loader, is_optimizer, is_pooled_loader, is_synchronising
 from ddiag.analysis.intervals import covered
 from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
@@ -20,7 +21,7 @@ def training_thread(run: Run, rank: int) -> int | None:
 
 def issuing_threads(run: Run, rank: int) -> list[int]:
     """Threads that issue device work: the training thread and those of the autograd engine."""
-    calls = of_kind(run.table("launches").filter(pl.col("rank") == rank), *_ISSUING)
+    calls = of_kind(rows_of(run, "launches", rank), *_ISSUING)
     main = training_thread(run, rank)
     return sorted({*calls["tid"].drop_nulls().unique().to_list(), *([main] if main is not None else [])})
 
@@ -31,7 +32,7 @@ def loader_spans(run: Run, rank: int) -> pl.DataFrame:
     A loader span elsewhere is a background prefetcher: it makes nobody wait. Without ProfilerStep ingest may take
     autograd's thread, which launches most, for the driver; so threads that update parameters or launch kernels follow.
     """
-    host = run.table("ops").filter((pl.col("rank") == rank) & (pl.col("kind") != "gpu_annotation"))
+    host = rows_of(run, "ops", rank).filter(pl.col("kind") != "gpu_annotation")
     waits = where_name(host, is_loader)
     main = training_thread(run, rank)
     if waits.is_empty() or main is None:
@@ -49,12 +50,11 @@ def blocking_calls(run: Run, rank: int) -> pl.DataFrame:
 
     Runtime calls where they were recorded, else operators that cannot return before the device has finished.
     """
-    calls = run.table("launches").filter((pl.col("rank") == rank) & pl.col("tid").is_in(issuing_threads(run, rank)))
+    calls = rows_of(run, "launches", rank).filter(pl.col("tid").is_in(issuing_threads(run, rank)))
     blocking_copies = where_name(of_kind(calls, "copy"), lambda name: "async" not in name.lower())
     found = pl.concat([of_kind(calls, "sync"), blocking_copies])
     if found.is_empty():
-        mine = run.table("ops").filter((pl.col("rank") == rank) & (pl.col("kind") == "op"))
-        found = where_name(mine, is_synchronising)
+        found = where_name(of_kind(rows_of(run, "ops", rank), "op"), is_synchronising)
     chosen = outermost(found.select("rank", "tid", pl.col("name").cast(pl.String), "start_ns", "end_ns"))
     return _outside(chosen, loader_spans(run, rank)).sort("start_ns")
 

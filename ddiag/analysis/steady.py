@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from ddiag.analysis.by_rank import rows_of
 from ddiag.analysis.host_names import is_compilation
 from ddiag.analysis.intervals import Intervals, Times, covered
 from ddiag.analysis.names import of_kind, spans_union, times, where_name
@@ -82,17 +83,17 @@ def _issued(run: Run, steps: pl.DataFrame) -> Times:
         ("ops", "host_start_ns", "host_end_ns"),
     ):
         if run.has(name):
-            return _count_starts(run.table(name), steps, begin, end)
+            return _count_starts(run, name, steps, (begin, end))
     return np.zeros(steps.height, dtype=np.int64)
 
 
-def _count_starts(events: pl.DataFrame, steps: pl.DataFrame, begin: str, end: str) -> Times:
+def _count_starts(run: Run, table: str, steps: pl.DataFrame, window: tuple[str, str]) -> Times:
     counts = np.zeros(steps.height, dtype=np.int64)
     owner = steps["rank"].to_numpy()
     for rank in np.unique(owner):
         mine = owner == rank
-        at = np.sort(times(events.filter(pl.col("rank") == rank), "start_ns"))
-        low, high = (np.searchsorted(at, times(steps, edge)[mine]) for edge in (begin, end))
+        at = np.sort(times(rows_of(run, table, int(rank)), "start_ns"))
+        low, high = (np.searchsorted(at, times(steps, edge)[mine]) for edge in window)
         counts[mine] = high - low
     return counts
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from ddiag.analysis.device_work import device_work
+from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
 from ddiag.analysis.intervals import Times
 from ddiag.analysis.names import times
 from ddiag.analysis.steady import judge
@@ -67,11 +67,11 @@ def _aligned(steps: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
 def _with_device_windows(run: Run, host: pl.DataFrame) -> pl.DataFrame:
     """Add start_ns and end_ns to the host windows."""
-    work = device_work(run)
     captures = run.table("captures")
     parts = []
-    for (rank,), steps in host.group_by("rank", maintain_order=True):
-        mine = work.filter(pl.col("rank") == rank)
+    for rank in host["rank"].unique(maintain_order=True).to_list():
+        steps = host.filter(pl.col("rank") == rank)
+        mine = rows_of(run, DEVICE_WORK, rank)
         begin, end = times(steps, "host_start_ns"), times(steps, "host_end_ns")
         issued, finished = _completion(mine, np.sort(times(captures.filter(pl.col("rank") == rank), "start_ns")))
         start_ns, end_ns = (np.maximum(at, _finished_by(at, issued, finished)) for at in (begin, end))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from ddiag.analysis.activity import RankActivity
+from ddiag.analysis.by_rank import rows_of
 from ddiag.analysis.names import outermost, times, where_name
 from ddiag.analysis.op_tree import call_tree
 from ddiag.analysis.per_step import NS_PER_MS, mean_step_ms, ranks_with_steps, step_of
@@ -53,7 +54,7 @@ def _of_rank(run: Run, windows: StepWindows, rank: int, act: RankActivity) -> pl
         return pl.DataFrame(schema=_SCHEMA)
     calls = act.idle.syncs.filter(pl.col("stall_ns") >= _NOTICEABLE_NS)
     calls = calls.filter(step_of(steps, times(calls, "start_ns")).is_not_null())
-    mine = run.table("ops").filter(pl.col("rank") == rank)
+    mine = rows_of(run, "ops", rank)
     operators = outermost(where_name(mine.filter(pl.col("kind") == "op"), lambda name: name.startswith("aten::")))
     frames = where_name(mine.filter(pl.col("kind") == "python"), lambda name: not _NOT_USER_CODE.search(name))
     named = _enclosing(_enclosing(calls, operators, "op"), frames, "where")
