@@ -92,7 +92,7 @@ def test_spikes_at_equal_distance_give_the_number_of_workers() -> None:
     assert found.spike_period == 4
 
 
-@pytest.mark.parametrize("waits", [[60, 0.5] * 4, [20.4, 174, 41.4, 160, 58.6, 153]])
+@pytest.mark.parametrize("waits", [[60, 0.5] * 4, [2.0, 17.4, 4.1, 16.0, 5.9, 15.3]])
 def test_two_workers_make_every_second_wait_a_spike(waits: list[float]) -> None:
     found = signal(loading(*waits))
     assert found is not None
