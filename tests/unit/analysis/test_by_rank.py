@@ -1,0 +1,43 @@
+"""Looking up one rank's rows."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from ddiag.analysis import by_rank
+from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
+from ddiag.model.run import Run
+from tests.builders import RunBuilder
+
+
+@pytest.fixture
+def run() -> Run:
+    """Rows of two ranks that alternate, as no reader promises an order."""
+    builder = RunBuilder()
+    for k in range(4):
+        builder.rank(k % 2).launch_kernel(f"kernel{k}", k, k, 1)
+    return builder.build()
+
+
+@pytest.mark.parametrize("table", ["kernels", DEVICE_WORK])
+def test_each_rank_gets_its_rows_in_their_order(run: Run, table: str) -> None:
+    assert rows_of(run, table, 0)["name"].to_list() == ["kernel0", "kernel2"]
+    assert rows_of(run, table, 1)["name"].to_list() == ["kernel1", "kernel3"]
+
+
+def test_a_rank_or_table_that_is_not_there_gives_no_rows(run: Run) -> None:
+    assert rows_of(run, "kernels", 7).is_empty()
+    assert rows_of(run, "memory", 0).is_empty()
+
+
+def test_what_is_remembered_goes_with_the_run() -> None:
+    gc.collect()
+    before = len(by_rank._REMEMBERED)
+    run = RunBuilder().kernel("gemm", 0, 1).build()
+    rows_of(run, "kernels", 0)
+    assert len(by_rank._REMEMBERED) == before + 1
+    del run
+    gc.collect()
+    assert len(by_rank._REMEMBERED) == before
