@@ -159,3 +159,40 @@ def test_without_a_device_the_operators_tell(operator: str, implementation: str)
 
 def test_inference_has_no_optimizer() -> None:
     assert optimizer_of(RunBuilder().step(0, 0, 100).launch_kernel(ADD, 0, 1, 5)) is None
+
+
+def updating(*, forward_ms: float) -> RunBuilder:
+    """Steps whose update at 80-90 ms launches ten kernels, 0.8 ms apart, of 0.2 ms each."""
+    run = RunBuilder()
+    for step in range(4):
+        at = 100.0 * step
+        run.step(step, at, 100).launch_kernel("ampere_sgemm_128x64_nn", at, at + 1, forward_ms)
+        run.annotation("Optimizer.step#AdamW.step", at + 80, 10)
+        begin = max(forward_ms + 1, 81)
+        for nth in range(10):
+            launched = at + 81 + 0.8 * nth
+            run.launch_kernel(ADD, launched, max(launched + 0.1, at + begin + 0.2 * nth), 0.2)
+    return run
+
+
+def test_a_device_that_runs_dry_inside_the_update_is_starved_by_it() -> None:
+    found = optimizer_of(updating(forward_ms=40))
+    assert found is not None
+    assert found.starved_ms == pytest.approx(10 - 10 * 0.2)
+
+
+def test_a_device_that_still_has_work_is_not_starved_however_long_the_host_takes() -> None:
+    found = optimizer_of(updating(forward_ms=95))
+    assert found is not None
+    assert found.host_ms_per_step == pytest.approx(10.0)
+    assert found.starved_ms == pytest.approx(0.0)
+
+
+def test_without_a_device_nothing_is_known_of_starving() -> None:
+    run = RunBuilder(device_kind="cpu")
+    for step in range(4):
+        run.step(step, 100 * step, 100).op("aten::mm", 100 * step, 40)
+        run.annotation("Optimizer.step#SGD.step", 100 * step + 80, 10).op("aten::add_", 100 * step + 81, 8)
+    found = optimizer_of(run)
+    assert found is not None
+    assert found.starved_ms is None
