@@ -19,6 +19,8 @@ COPY = 20
 LAUNCH_QUEUE = 1024
 """Kernels a host may be ahead of the device before a launch blocks."""
 LAUNCH_LATENCY_NS = 4_000
+KERNEL_GAP_NS = 1_100
+"""Between the end of a kernel and the start of the next on its stream."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,8 @@ class Rank:
         args: Mapping[str, Any] | None = None,
     ) -> int:
         blocked_until = self._room_at_ns()
-        start = max(max(self.now_ns, blocked_until) + LAUNCH_LATENCY_NS, self.stream_free_ns.get(stream, 0))
+        free = self.stream_free_ns.get(stream, -KERNEL_GAP_NS) + KERNEL_GAP_NS
+        start = max(max(self.now_ns, blocked_until) + LAUNCH_LATENCY_NS, free)
         end = start + duration_ns
         correlation = self.api(api, 4.5, until_ns=end if blocking else blocked_until)
         self.stream_free_ns[stream] = end

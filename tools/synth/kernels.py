@@ -54,11 +54,13 @@ class Op:
     """(operator, kernel, factor of the forward time) launched by the node."""
     grad_share: float = 0.0
     """Share of the layer's gradient bytes that this node completes."""
+    outer: str = ""
+    """The operator the model calls, where that is another one."""
 
 
 def _gemm(micros: float, grad_share: float) -> Op:
     backward = (("aten::mm", "gemm", 1.0), ("aten::mm", "gemm", 1.0), ("aten::sum", "sum", 0.05))
-    return Op("aten::addmm", "gemm", micros, "AddmmBackward0", backward, grad_share)
+    return Op("aten::addmm", "gemm", micros, "AddmmBackward0", backward, grad_share, outer="aten::linear")
 
 
 _NORM = Op(
@@ -76,6 +78,7 @@ _FLASH = Op(
     260,
     "ScaledDotProductFlashAttentionBackward0",
     (("aten::_scaled_dot_product_flash_attention_backward", "flash_bwd", 2.4),),
+    outer="aten::scaled_dot_product_attention",
 )
 _TWICE = (("aten::bmm", "gemm", 1.0), ("aten::bmm", "gemm", 1.0))
 _UNFUSED = (

@@ -22,6 +22,7 @@ _DEVICES = {
     "cuda_old": {"name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "numSms": 108, "warpSize": 32},
     "rocm": {"name": "AMD Instinct MI300X", "computeMajor": 9, "computeMinor": 4, "numSms": 304, "warpSize": 64},
 }
+_HOST_KINDS = ("op", "annotation", "call")
 _CATEGORIES = {
     "new": {
         "op": "cpu_op",
@@ -168,7 +169,9 @@ def write_trace(job: Job, rank: Rank, folder: Path, *, clock_offset_ns: int) -> 
     """Write the recorded window of *rank* and return the file."""
     layout = Layout(job, rank, clock_offset_ns)
     start_ns, end_ns = _window(job, rank)
-    inside = [e for e in rank.events if e.start_ns >= start_ns and _recorded_until(e, end_ns)]
+    inside = _recorded(rank.events, start_ns, end_ns)
+    if job.on_device:
+        inside.append(_final_wait(rank, inside, end_ns))
     known_ids = {e.external_id for e in inside if e.kind in ("op", "annotation")} | {-1}
     records = [layout.span(e) for e in inside if e.kind != "call" or e.external_id in known_ids]
     records += list(_arrows(layout, inside))
@@ -177,7 +180,7 @@ def write_trace(job: Job, rank: Rank, folder: Path, *, clock_offset_ns: int) -> 
     records.sort(key=lambda record: record["ts"])
     body = layout.header(_groups(rank)) | {"traceEvents": [*layout.labels(), *records]}
     path = folder / f"rank{rank.rank}.pt.trace.json.gz"
-    path.write_bytes(igzip.compress(msgspec.json.encode(body), compresslevel=2))
+    path.write_bytes(igzip.compress(msgspec.json.encode(body), compresslevel=2, mtime=0))
     return path
 
 
@@ -187,11 +190,22 @@ def _window(job: Job, rank: Rank) -> tuple[int, int]:
     return steps[f"ProfilerStep#{first}"].start_ns, steps[f"ProfilerStep#{first + job.steps - 1}"].end_ns
 
 
-def _recorded_until(event: Event, end_ns: int) -> bool:
-    """Stopping the profiler waits for the device, so kernels launched inside the window are complete."""
-    if event.kind in ("kernel", "memcpy", "collective"):
-        return event.correlation < 0 or event.start_ns <= end_ns
-    return event.end_ns <= end_ns
+def _recorded(events: list[Event], start_ns: int, end_ns: int) -> list[Event]:
+    """What the profiler sees: host events inside its window, and all device work that ran from its start on or was
+    launched before its end, because stopping waits for the device.
+    """
+    host = [e for e in events if e.kind in _HOST_KINDS and start_ns <= e.start_ns and e.end_ns <= end_ns]
+    last = max((e.correlation for e in host if e.kind == "call"), default=-1)
+    device = [e for e in events if e.kind not in _HOST_KINDS and e.start_ns >= start_ns]
+    on_host = [e for e in device if e.correlation < 0 and e.end_ns <= end_ns]
+    return host + on_host + [e for e in device if 0 <= e.correlation <= last]
+
+
+def _final_wait(rank: Rank, recorded: list[Event], end_ns: int) -> Event:
+    """The profiler's own wait for the device."""
+    drained = max((e.end_ns for e in recorded if e.kind not in _HOST_KINDS), default=0)
+    number = max(e.correlation for e in rank.events) + 1
+    return Event("call", "cudaDeviceSynchronize", rank.main_tid, end_ns, max(end_ns + 5_000, drained), number)
 
 
 def _arrows(layout: Layout, events: list[Event]) -> Iterator[Json]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from tools.synth.communication import Communication, FullySharded
 from tools.synth.engine import COMPUTE, Program, Rank
@@ -25,6 +26,8 @@ class Training:
         self.ops = layer(attention_fused=job.attention_fused)
         trained = [op for op in self.ops if op.grad_share]
         self._trained_ops, self._first_trained = len(trained), trained[0]
+        self._sequence = 0
+        self._graph: list[int] = []
         self._activation_bytes = int(job.memory_share * job.device_memory_bytes * 0.5 / job.layers)
 
     def program(self) -> Program:
@@ -60,14 +63,25 @@ class Training:
             self._op("aten::embedding", "embedding", 60)
             for index in range(self.job.layers):
                 yield from self.comm.before_layer_forward(index)
-                for op in self.ops:
-                    self._op(op.aten, op.kernel, self._micros(op))
+                self._block(recorded=True)
                 yield from self.comm.after_layer_forward(index)
                 self.rank.allocate(self._activation_bytes)
             for _ in range(self._extra_blocks(step)):
-                for op in self.ops:
-                    self._op(op.aten, op.kernel, self._micros(op))
+                self._block(recorded=False)
         self._op("aten::nll_loss_forward", "loss", 55)
+
+    def _block(self, *, recorded: bool) -> None:
+        """Run one block forward; *recorded* by autograd, its nodes are undone in reverse later."""
+        for op in self.ops:
+            self._sequence += 1
+            if recorded:
+                self._graph.append(self._sequence)
+            args = {"Sequence number": self._sequence, "Fwd thread id": 0}
+            if not op.outer:
+                self._op(op.aten, op.kernel, self._micros(op), args)
+                continue
+            with self.rank.span(op.outer, args=args):
+                self._op(op.aten, op.kernel, self._micros(op), args)
 
     def _extra_blocks(self, step: int) -> int:
         """Blocks of additional work on a rank that has more to compute."""
@@ -102,8 +116,7 @@ class Training:
             self._evaluate("CheckpointFunctionBackward"),
             self.rank.span("CheckpointFunctionBackward"),
         ):
-            for op in self.ops:
-                self._op(op.aten, op.kernel, self._micros(op))
+            self._block(recorded=False)
 
     def _accumulate(self, op: Op, *, last: bool) -> Program:
         """Hand over the gradients of an operator's parameters; the hook that reduces them runs inside."""
@@ -116,14 +129,14 @@ class Training:
                 yield from self.comm.gradient_ready(size, last=last and number == parameters - 1)
 
     def _node(self, op: Op) -> None:
-        with self._evaluate(op.node), self.rank.span(op.node):
+        args = {"Sequence number": self._graph.pop(), "Fwd thread id": 1}
+        with self._evaluate(op.node, args), self.rank.span(op.node, args=args):
             for aten, kernel, factor in op.backward:
                 self._op(aten, kernel, self._micros(op) * factor)
 
     @contextmanager
-    def _evaluate(self, node: str) -> Iterator[None]:
-        name = f"autograd::engine::evaluate_function: {node}"
-        with self.rank.span(name, args={"Sequence number": 1, "Fwd thread id": 1}):
+    def _evaluate(self, node: str, args: Mapping[str, Any] | None = None) -> Iterator[None]:
+        with self.rank.span(f"autograd::engine::evaluate_function: {node}", args=args):
             yield
 
     def _optimizer(self) -> Program:
@@ -178,8 +191,8 @@ class Training:
             rank.copy("d2h", 4, gbps=1.0)
             rank.synchronize("cudaStreamSynchronize", COMPUTE)
 
-    def _op(self, aten: str, kernel: str, micros: float) -> None:
-        with self.rank.span(aten):
+    def _op(self, aten: str, kernel: str, micros: float, args: Mapping[str, Any] | None = None) -> None:
+        with self.rank.span(aten, args=args):
             self.rank.host(self.job.host_op_us)
             self.rank.kernel(self._kernel(kernel), micros)
 
