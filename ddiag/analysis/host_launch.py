@@ -65,7 +65,11 @@ def host_launch(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]
 
 
 def _knows_launches(act: RankActivity | None) -> bool:
-    return act is not None and act.idle is not None and act.idle.gaps["late"].null_count() < act.idle.gaps.height
+    """A device without any gap was fed in time, whoever launched the work."""
+    if act is None or act.idle is None:
+        return False
+    gaps = act.idle.gaps
+    return gaps.is_empty() or gaps["late"].null_count() < gaps.height
 
 
 def _of_rank(run: Run, windows: StepWindows, rank: int, idle: IdleCauses | None) -> dict[str, float]:

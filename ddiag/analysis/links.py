@@ -16,6 +16,8 @@ from ddiag.model.signals import Collectives, JobFacts, Links
 
 MIN_BYTES = 32 << 20
 """Messages from which latency does not matter (algorithm D10)."""
+SMALL_BYTES, LONG_MS = 4 << 20, 2.0
+"""Smaller ones, down to DDP's buckets and below, count when they take so long that no latency can be the reason."""
 MIN_CALLS = 3
 """Calls of one kind that a verdict needs."""
 GOOD_QUANTILE = 0.75
@@ -51,7 +53,7 @@ def _measured(table: pl.DataFrame) -> pl.DataFrame:
     whole = table.filter(
         (pl.col("ranks_matched") == pl.col("group_size"))
         & (pl.col("group_size") > 1)
-        & (pl.col("bytes") >= MIN_BYTES)
+        & (pl.col("bytes") >= SMALL_BYTES)
         & pl.col("op").is_in(_BUS_OPS)
         & (pl.col("source") == "kernel")
         & pl.col("transfer_ms").is_not_null()
@@ -64,7 +66,9 @@ def _measured(table: pl.DataFrame) -> pl.DataFrame:
             pl.len().alias("calls"),
             pl.col("bytes").median().cast(pl.Int64),
             pl.col("busbw_gbps").quantile(GOOD_QUANTILE),
+            pl.col("transfer_ms").quantile(1 - GOOD_QUANTILE),
         )
+        .filter((pl.col("bytes") >= MIN_BYTES) | (pl.col("transfer_ms") >= LONG_MS))
         .filter((pl.col("calls") >= MIN_CALLS) & (pl.col("busbw_gbps") > 0))
         .sort("group", "op", "comm")
     )

@@ -34,7 +34,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA (host-only traces do not show overlap)",
     symptom="NCCL kernels run serially after backward; low MFU although links are fast",
     evidence="overlap share near 0 with communication above a tenth of the step",
-    explained_by=("DD404", "DD408", "DD409", "DD801", "DD804"),
+    explained_by=("DD403", "DD404", "DD405", "DD406", "DD407", "DD408", "DD409", "DD801", "DD804"),
 )
 
 
