@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from ddiag.model.run import Run
 
 
+MOST_NAME = 28
+"""Characters of a file name beside the progress bar."""
+
+
 def read(evidence: Sequence[str], jobs: int | None, messages: Messages) -> Run:
     """Load *evidence*; files that cannot be used are warned about (the rest is used)."""
     from ddiag import api
@@ -44,9 +48,15 @@ def _with_progress(evidence: Sequence[str], jobs: int | None) -> Run:
         task = bar.add_task("", total=None, name="")
 
         def advance(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, name=name.replace("[", r"\["))
+            bar.update(task, completed=done, total=total, name=_short(name))
 
         return api.load(evidence, jobs=jobs, progress=advance)
+
+
+def _short(name: str) -> str:
+    """The file's own name, cut so that the bar keeps its place; nothing in it is markup."""
+    last = name.rstrip("/").rpartition("/")[2]
+    return (last if len(last) <= MOST_NAME else f"…{last[1 - MOST_NAME :]}").replace("[", r"\[")
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class PerfettoReporter:
         spans = pl.concat([spans, derived(signals)]).select(list(SPAN_COLUMNS))
         shift = pl.col("rank").replace_strict(dict(self.offset_ns), default=0, return_dtype=pl.Int64)
         return spans.with_columns(start_ns=pl.col("start_ns") - shift, end_ns=pl.col("end_ns") - shift).sort(
-            "rank", "start_ns", pl.col("start_ns") - pl.col("end_ns")
+            "rank", "start_ns", pl.col("start_ns") - pl.col("end_ns"), "lane", "name", maintain_order=True
         )
 
     def _counters(self, signals: Signals, pids: Mapping[int, int], start: int) -> Iterator[str]:
@@ -141,9 +141,10 @@ def _rendered(spans: pl.DataFrame, lanes: pl.DataFrame, pids: Mapping[int, int],
 def _arrows(spans: pl.DataFrame, lanes: pl.DataFrame, pids: Mapping[int, int], start: int) -> Sequence[str]:
     """From each call to the first device work it launched, as Kineto draws them."""
     linked = spans.filter(pl.col("correlation") >= 0).join(lanes, on=["rank", "lane_kind", "lane"], how="left")
-    calls = linked.filter(pl.col("cat") == "cuda_runtime").unique(["rank", "correlation"], keep="first")
-    work = linked.filter(pl.col("cat") != "cuda_runtime").sort("start_ns").unique(["rank", "correlation"], keep="first")
-    both = calls.join(work, on=["rank", "correlation"], suffix="_work", maintain_order="left").with_row_index("id", 1)
+    linked = linked.sort("rank", "start_ns", "lane", maintain_order=True)
+    is_call, key = pl.col("cat") == "cuda_runtime", ["rank", "correlation"]
+    calls, work = (linked.filter(part).unique(key, keep="first", maintain_order=True) for part in (is_call, ~is_call))
+    both = calls.join(work, on=key, suffix="_work", maintain_order="left").with_row_index("id", 1)
     pid = pl.col("rank").replace_strict(dict(pids), return_dtype=pl.Int64)
     ends = []
     for phase, side in (('"ph":"s"', ""), ('"ph":"f","bp":"e"', "_work")):

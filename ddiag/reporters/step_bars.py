@@ -78,11 +78,11 @@ def worst_ranks(budget: StepBudget, culprits: Sequence[int] = ()) -> StepBars:
 
 
 def _caption(budget: StepBudget, ranks: int) -> str:
-    steps = "the one window" if budget.source == "window" else f"mean of {budget.n_steps} steady step"
-    plural = "s" if budget.n_steps != 1 and budget.source != "window" else ""
-    if ranks <= MOST_RANKS:
-        return f"{steps}{plural}"
-    return f"{steps}{plural}; the {MOST_RANKS} of {ranks:,} ranks that lose most time"
+    if budget.source == "window":
+        steps = "the one window"
+    else:
+        steps = "one steady step" if budget.n_steps == 1 else f"mean of {budget.n_steps} steady steps"
+    return steps if ranks <= MOST_RANKS else f"{steps}; the {MOST_RANKS} of {ranks:,} ranks that lose most time"
 
 
 def _bar(parts: dict[str, float], longest: float, room: int, glyphs: Glyphs) -> Text:
