@@ -41,3 +41,8 @@ def test_what_is_remembered_goes_with_the_run() -> None:
     del run
     gc.collect()
     assert len(by_rank._REMEMBERED) == before
+
+
+def test_a_table_is_walked_rank_by_rank(run: Run) -> None:
+    walked = [(rank, rows["name"].to_list()) for rank, rows in by_rank.by_rank(run.table("kernels"))]
+    assert walked == [(0, ["kernel0", "kernel2"]), (1, ["kernel1", "kernel3"])]
