@@ -16,13 +16,11 @@ from ddiag.model.tables import TABLES
 
 _IDS = ("correlation", "external_id")
 _CAPTURE_BITS = 40
-"""Ids of a later profiler cycle are lifted by cycle << 40: they start over, and must not join with those of the first."""
+"""Ids of a later profiler cycle are lifted by cycle << 40: they start over, and must not join with the first's."""
 _STEP_NUMBER = r"^ProfilerStep#?\s*(\d+)"
 
 
-def assemble(
-    traces: Sequence[Trace], unreadable: Sequence[tuple[str, str]], notes: Sequence[str] = ()
-) -> Run:
+def assemble(traces: Sequence[Trace], unreadable: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> Run:
     """One run from *traces* (at least one)."""
     picked = pick(traces)
     renamed = _group_names(picked.members)
@@ -37,7 +35,9 @@ def assemble(
         tables["collectives"] = _number_calls(tables["collectives"])
     tables |= _summaries(picked, renamed)
     tables = {name: table for name, table in tables.items() if not table.is_empty()}
-    return Run({name: tables[name] for name in TABLES if name in tables}, _coverage(traces, picked, tables, unreadable, notes))
+    return Run(
+        {name: tables[name] for name in TABLES if name in tables}, _coverage(traces, picked, tables, unreadable, notes)
+    )
 
 
 def _tables_of(member: Member, renamed: dict[tuple[int, str], str]) -> dict[str, pl.DataFrame]:
@@ -66,9 +66,11 @@ def _steps(ops: pl.DataFrame) -> pl.DataFrame | None:
     marks = marks.with_columns(pl.col("name").cast(pl.String)).filter(pl.col("name").str.contains(_STEP_NUMBER))
     if marks.is_empty():
         return None
-    return marks.with_columns(
-        pl.col("name").str.extract(_STEP_NUMBER, 1).cast(pl.Int64, strict=False).alias("step")
-    ).drop_nulls("step").sort("start_ns")
+    return (
+        marks.with_columns(pl.col("name").str.extract(_STEP_NUMBER, 1).cast(pl.Int64, strict=False).alias("step"))
+        .drop_nulls("step")
+        .sort("start_ns")
+    )
 
 
 def _number_calls(collectives: pl.DataFrame) -> pl.DataFrame:
@@ -98,7 +100,7 @@ def _group_names(members: Sequence[Member]) -> dict[tuple[int, str], str]:
 
 
 def _summaries(picked: Picked, renamed: dict[tuple[int, str], str]) -> dict[str, pl.DataFrame]:
-    captures = []
+    captures: list[dict[str, object]] = []
     ranks: dict[int, dict[str, object]] = {}
     groups: dict[str, Group] = {}
     for member in picked.members:
@@ -117,12 +119,12 @@ def _summaries(picked: Picked, renamed: dict[tuple[int, str], str]) -> dict[str,
             name = renamed.get((member.rank, group.name), group.name)
             if name not in groups or not groups[name].ranks:
                 groups[name] = Group(name, group.desc, group.size, group.ranks)
-    rows = [
+    rows: list[dict[str, object]] = [
         {"group": group.name, "desc": group.desc, "size": group.size or len(group.ranks) or None,
          "ranks": list(group.ranks) or None}
         for group in groups.values()
     ]  # fmt: skip
-    found = {"ranks": list(ranks.values()), "captures": captures, "groups": rows}
+    found: dict[str, list[dict[str, object]]] = {"ranks": list(ranks.values()), "captures": captures, "groups": rows}
     return {name: pl.DataFrame(rows, schema=TABLES[name].schema, strict=False) for name, rows in found.items() if rows}
 
 
@@ -183,8 +185,10 @@ def _input(trace: Trace, member: Member | None, left_out: str | None) -> InputFi
 
 
 def _clock_notes(members: Sequence[Member]) -> list[str]:
-    on_epoch = [member.trace.on_epoch for member in members]
-    if len(members) > 1 and not all(on_epoch):
-        return [f"{on_epoch.count(False)} of {len(members)} traces do not say when they were recorded: their times cannot "
-                "be compared with the others' without alignment"]  # fmt: skip
+    undated = [member.trace.on_epoch for member in members].count(False)
+    if len(members) > 1 and undated:
+        return [
+            f"{undated} of {len(members)} traces do not say when they were recorded: "
+            "their times cannot be compared with the others' without alignment"
+        ]
     return []

@@ -58,7 +58,12 @@ class Collector:
         groups: dict[str | None, Spans] = defaultdict(list)
         for event in events:
             groups[event.cat].append(event)
-        marked = {ev.BEGIN: self._begin, ev.INSTANT: self._instants, ev.COUNTER: self._counters, ev.METADATA: self._names}
+        marked = {
+            ev.BEGIN: self._begin,
+            ev.INSTANT: self._instants,
+            ev.COUNTER: self._counters,
+            ev.METADATA: self._names,
+        }
         ends = groups.pop(ev.END, None)
         groups.pop(ev.IGNORED, None)
         if ends is not None:
@@ -105,7 +110,7 @@ class Collector:
             store[name].append(values)
 
     def _name_codes(self, group: Spans) -> IntColumn:
-        return np.array(list(map(self.names.__getitem__, [span.name for span in group])), dtype=np.int64)
+        return ints(list(map(self.names.__getitem__, [span.name for span in group])))
 
     def _ops(self, kind: Family, group: Spans) -> str:
         self.old_layout = self.old_layout or kind is Family.OLD_OP
@@ -174,7 +179,8 @@ class Collector:
             return np.full(len(group), -1, dtype=np.int64)
         calls = self.calls
         return np.array(
-            [calls[describe(arg)] if getattr(arg, "collective", None) is not None else -1 for arg in args], dtype=np.int64
+            [calls[describe(arg)] if getattr(arg, "collective", None) is not None else -1 for arg in args],
+            dtype=np.int64,
         )
 
     def _match(self, edges: Spans) -> None:

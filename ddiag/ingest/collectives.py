@@ -5,8 +5,8 @@ them exist depends on torch, backend and what was profiled. Only one becomes the
 
 * device kernels always are rows; the description comes from the kernel's own arguments, else from the operator with its
   external id, else from the communication spans that enclose its launch;
-* gloo, MPI and UCC run on threads of their own: their ``gloo:…`` span is the call (measured with torch 2.13: it covers the
-  transfer, while ``c10d::…`` on the calling thread only enqueues), and the ``c10d::…`` operator tells when it was issued;
+* gloo, MPI and UCC run on threads of their own: their ``gloo:…`` span is the call (measured with torch 2.13: it covers
+  the transfer, while ``c10d::…`` on the calling thread only enqueues); ``c10d::…`` says when it was issued;
 * without any communication kernel (world size 1, CPU-only profile) the host's own spans of NCCL calls are kept.
 """
 
@@ -19,10 +19,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
-from ddiag.ingest.calls import CallMeta
-from ddiag.ingest.values import IntColumn, ints
+from ddiag.ingest.values import IntColumn
 from ddiag.model.naming import collective_op, dtype_bytes
 
 Mask = npt.NDArray[np.bool_]
@@ -140,7 +138,11 @@ class Shapes:
         shape = sizes[0] if sizes else None
         while isinstance(shape, list) and shape and isinstance(shape[0], list):
             shape = shape[0]
-        if dtype is None or not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        if (
+            dtype is None
+            or not isinstance(shape, list)
+            or not all(isinstance(size, int) and size >= 0 for size in shape)
+        ):
             return dtype, None
         total = dtype_bytes(dtype)
         for size in shape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -47,18 +46,24 @@ def _expand(path: str) -> tuple[list[str], bool]:
     """The files *path* stands for, and whether they were named (alone or by a pattern) rather than found."""
     if is_remote(path):
         return _expand_remote(path)
-    local = os.path.expanduser(path)
-    if os.path.isdir(local):
+    local = Path(path).expanduser()
+    if local.is_dir():
         return _walk(local), False
-    if os.path.exists(local):
-        return [local], True
-    if not _PATTERN.isdisjoint(local):
-        matches = sorted(glob.glob(local, recursive=True), key=natural)
-        return [file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])], True
-    return [], True
+    if local.exists():
+        return [str(local)], True
+    return [file for match in _matches(local) for file in (_walk(match) if match.is_dir() else [str(match)])], True
 
 
-def _walk(folder: str) -> list[str]:
+def _matches(pattern: Path) -> list[Path]:
+    """What a pattern with wildcards stands for; nothing when it has none."""
+    first = next((k for k, part in enumerate(pattern.parts) if not _PATTERN.isdisjoint(part)), None)
+    if first is None:
+        return []
+    base = Path(*pattern.parts[:first])
+    return sorted(base.glob(str(Path(*pattern.parts[first:]))), key=lambda match: natural(str(match)))
+
+
+def _walk(folder: Path) -> list[str]:
     """Files below *folder*, hidden ones left out."""
     files = []
     for base, folders, names in os.walk(folder):
@@ -104,7 +109,8 @@ def _add(found: Found, path: str, *, explicit: bool) -> None:
         found.unreadable.append((path, why_unreadable(error)))
         return
     found.sources += [
-        Source(path, member, bytes=unpacked, explicit=explicit and len(members) == 1) for member, unpacked in _visible(members)
+        Source(path, member, bytes=unpacked, explicit=explicit and len(members) == 1)
+        for member, unpacked in _visible(members)
     ]
     if not members:
         found.unreadable.append((path, "an empty zip archive"))

@@ -20,7 +20,7 @@ _LOCAL = re.compile(r"local" + _SEPARATOR + r"rank", re.IGNORECASE)
 
 
 def rank_from_name(name: str, folder: str = "") -> int | None:
-    """Rank in ``rank3.json``, ``rank-70.….json.gz``, ``trace_8_rank_1.json``, ``worker0.….pt.trace.json``, ``t_r12.json``.
+    """Rank in ``rank3.json``, ``rank-70.….json.gz``, ``trace_8_rank_1.json``, ``worker0.….pt.trace.json``, ``r12.gz``.
 
     The name decides before the *folder* that holds the file (``rank_3/trace.json``). Host names with digits
     (``gpu-r12n3``, ``node17``) and local ranks are not ranks.

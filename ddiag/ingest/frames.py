@@ -72,7 +72,7 @@ class _Shared:
         self._categories = pl.Series(names, dtype=pl.String).cast(pl.Categorical)
 
     def named(self, codes: IntColumn) -> pl.Series:
-        return self._categories.gather(codes)
+        return _taken(self._categories, codes)
 
     def flags(self, codes: IntColumn, test: Callable[[str], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:
         table = np.zeros(len(self._names), dtype=bool)
@@ -86,7 +86,7 @@ class _Shared:
         spoken: dict[str, int] = {}
         for code in np.unique(codes).tolist():
             table[code] = spoken.setdefault(say(self._names[code]), len(spoken))
-        return pl.Series(list(spoken), dtype=pl.String).cast(pl.Categorical).gather(table[codes])
+        return _taken(pl.Series(list(spoken), dtype=pl.String).cast(pl.Categorical), table[codes])
 
     def ops(self, columns: Columns, texts: list[bytes]) -> pl.DataFrame:
         shapes = pl.Series([text.decode("utf-8", "replace") for text in texts] or [""], dtype=pl.String)
@@ -156,6 +156,11 @@ class _Shared:
             pl.when(pl.col("pinned") >= 0).then(pl.col("pinned") == 1).alias("pinned"),
             _known("bytes", pl.col("bytes") >= 0),
         ).drop("memset")
+
+
+def _taken(values: pl.Series, codes: IntColumn) -> pl.Series:
+    taken: pl.Series = values.gather(codes)
+    return taken
 
 
 def _known(column: str, condition: pl.Expr) -> pl.Expr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ddiag.ingest.trace import Trace
 
@@ -70,9 +71,7 @@ def _known_ranks(traces: Sequence[Trace]) -> dict[int, int]:
     sizes = [trace.world_size for trace in traces if trace.world_size is not None]
     limit = max(sizes, default=None)
     return {
-        id(trace): trace.rank
-        for trace in traces
-        if trace.rank is not None and (limit is None or trace.rank < limit)
+        id(trace): trace.rank for trace in traces if trace.rank is not None and (limit is None or trace.rank < limit)
     }
 
 
@@ -96,7 +95,9 @@ def _one_period(traces: list[Trace], ranks: dict[int, int], picked: Picked) -> l
         latest = max(latest, trace.span[1])
     if len(clusters) < 2:
         return traces
-    main = max(clusters, key=lambda cluster: (len({_owner(trace, ranks) for trace in cluster}), sum(t.events for t in cluster)))
+    main = max(
+        clusters, key=lambda cluster: (len({_owner(trace, ranks) for trace in cluster}), sum(t.events for t in cluster))
+    )
     processes = {(_owner(trace, ranks), trace.main_tid) for trace in main}
     accepted = {id(trace) for trace in main}
     for cluster in clusters:
@@ -136,7 +137,7 @@ def _are_cycles(ordered: list[Trace]) -> bool:
     """One after the other, by one process."""
     if len({trace.main_tid for trace in ordered if trace.main_tid is not None}) > 1:
         return False
-    return all(first.span[1] <= second.span[0] for first, second in zip(ordered, ordered[1:], strict=False))
+    return all(first.span[1] <= second.span[0] for first, second in pairwise(ordered))
 
 
 def _companions(trace: Trace, others: list[Trace]) -> int:
@@ -152,7 +153,9 @@ def _number(chosen: dict[int | tuple[object, ...], list[Trace]], picked: Picked)
         made_up = {unknown[0]: 0}
         picked.notes.append(f"the trace does not say its rank: taken as rank 0; for several ranks {_HOW_TO_NAME}")
     elif unknown:
-        picked.notes.append(f"{len(unknown)} traces do not say their rank and are numbered from -1 down: {_HOW_TO_NAME}")
+        picked.notes.append(
+            f"{len(unknown)} traces do not say their rank and are numbered from -1 down: {_HOW_TO_NAME}"
+        )
     for owner in sorted(chosen, key=lambda owner: (not isinstance(owner, int), owner if isinstance(owner, int) else 0)):
         rank = owner if isinstance(owner, int) else made_up[owner]
         for capture, trace in enumerate(chosen[owner]):

@@ -167,7 +167,9 @@ def _notes(collector: Collector, stream: EventStream, text: PlainText) -> tuple[
     if text.damage:
         notes.append(text.damage)
     if stream.truncated:
-        notes.append(f"ends before its JSON does (killed while writing?): {collector.events:,} events up to the cut are used")
+        notes.append(
+            f"ends before its JSON does (killed while writing?): {collector.events:,} events up to the cut are used"
+        )
     dropped = collector.dropped + stream.dropped
     if dropped:
         notes.append(f"{dropped:,} of {collector.events + stream.dropped:,} events could not be understood")

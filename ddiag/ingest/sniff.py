@@ -10,14 +10,23 @@ KINETO, TENSORFLOW = "kineto", "tensorflow"
 
 TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_EVENTS = re.compile(rb'\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:')
-_EMPTY_LIST = re.compile(rb"\s*\[\s*\]\s*$")
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
-_HTML = re.compile(rb"\s*<(?:!doctype|html|\?xml)", re.IGNORECASE)
-_LIST_OF_LISTS = re.compile(rb"\s*\[\s*\[")
-_EXECUTION_TRACE = re.compile(rb'"(?:schema|nodes)"\s*:')
-_HAS_NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _OBJECT = re.compile(rb"\s*\{")
 _KEY = re.compile(rb'"(\w{1,40})"\s*:')
+_NODES = re.compile(rb'"nodes"\s*:\s*\[')
+_EXECUTION_TRACE = (
+    "an execution trace (ExecutionTraceObserver), not a Kineto trace: give the file that "
+    "the profiler's export_chrome_trace() wrote"
+)
+_PATTERNS = tuple(
+    (re.compile(pattern, re.IGNORECASE), what)
+    for pattern, what in (
+        (rb"\x80[\x02-\x05]", "a pickle (memory snapshot, flight-recorder dump or checkpoint), not a PyTorch trace"),
+        (rb"\s*<(?:!doctype|html|\?xml)", "an HTML or XML page (a login or error page saved instead of the trace?)"),
+        (rb"\s*\[\s*\]\s*$", "an empty list: no events"),
+        (rb"\s*\[\s*\[", "a list of lists (memory_timeline.raw?), not a trace: give the export_chrome_trace() file"),
+        (rb"\s*\[", "a JSON list that does not hold trace events"),
+    )
+)
 
 _MAGIC = (
     (b"SQLite format 3", "an SQLite database (Nsight Systems export?), not a PyTorch trace"),
@@ -55,7 +64,7 @@ def sniff(head: bytes) -> Sniff:
 
 def could_have_later_events(head: bytes) -> bool:
     """A JSON object whose ``traceEvents`` may come after a long header."""
-    return bool(_OBJECT.match(head.removeprefix(b"\xef\xbb\xbf"))) and not _HAS_NODES.search(head)
+    return bool(_OBJECT.match(head.removeprefix(b"\xef\xbb\xbf"))) and not _NODES.search(head)
 
 
 def _is_tensorflow(head: bytes) -> bool:
@@ -66,21 +75,14 @@ def _not_a_trace(head: bytes) -> str:
     for magic, what in _MAGIC:
         if head.startswith(magic):
             return what
-    if _PICKLE.match(head):
-        return "a pickle (memory snapshot, flight-recorder dump or checkpoint), not a PyTorch trace"
-    if _HTML.match(head):
-        return "an HTML or XML page (a login or error page saved instead of the trace?)"
-    if _EMPTY_LIST.match(head):
-        return "an empty list: no events"
-    if _LIST_OF_LISTS.match(head):
-        return "a list of lists (memory_timeline.raw?), not a PyTorch trace; export the trace with export_chrome_trace()"
-    if _OBJECT.match(head) and _EXECUTION_TRACE.search(head) and _HAS_NODES.search(head):
-        return "an execution trace (ExecutionTraceObserver), not a Kineto trace; give the profiler's export_chrome_trace() file"
+    for pattern, what in _PATTERNS:
+        if pattern.match(head):
+            return what
     if _OBJECT.match(head):
+        if _NODES.search(head):
+            return _EXECUTION_TRACE
         keys = ", ".join(sorted({key.decode() for key in _KEY.findall(head[:2000])})[:4])
         return f'JSON without "traceEvents" (keys: {keys or "none"}): not a PyTorch trace'
-    if head.lstrip().startswith(b"["):
-        return "a JSON list that does not hold trace events"
     if b"\0" in head[:4096]:
         return "binary data of an unknown kind, not a PyTorch trace"
     return "text that is not JSON, not a PyTorch trace"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, cast
 
 import fsspec
 import zstandard
@@ -20,10 +20,13 @@ from isal import isal_zlib
 GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 READ_BYTES = 256 * 1024
 """Compressed bytes taken from the file at a time."""
+UNPACK_BYTES = 1024 * 1024
+"""Plain text unpacked at a time."""
 
+ISAL_ERROR = cast(type[Exception], isal_zlib.error)
 STORAGE_ERRORS: tuple[type[Exception], ...] = (
     OSError, EOFError, ValueError, ImportError, RuntimeError, NotImplementedError,
-    zipfile.BadZipFile, zstandard.ZstdError, zlib.error, isal_zlib.error,
+    zipfile.BadZipFile, zstandard.ZstdError, zlib.error, ISAL_ERROR,
 )  # fmt: skip
 """What file systems, remote stores and archives raise for evidence that cannot be read."""
 
@@ -120,8 +123,8 @@ class PlainText:
             rest = data
             while rest:
                 try:
-                    text = engine.decompress(rest, 4 * READ_BYTES)
-                except (isal_zlib.error, zlib.error) as error:
+                    text = engine.decompress(rest, UNPACK_BYTES)
+                except (ISAL_ERROR, zlib.error) as error:
                     self._stopped(f"damaged gzip data ({_first_line(error)})")
                     return
                 if text:
@@ -132,16 +135,16 @@ class PlainText:
                     if rest and not rest.startswith(GZIP):
                         return
                     engine = isal_zlib.decompressobj(wbits=31)
-        while unfinished and (text := engine.decompress(b"", 4 * READ_BYTES)):
+        while unfinished and (text := engine.decompress(b"", UNPACK_BYTES)):
             yield text
         if unfinished and not engine.eof:
             self.damage = self.damage or "the gzip data is cut off"
 
     def _unzstd(self, supply: Iterator[bytes]) -> Iterator[bytes]:
-        reader = zstandard.ZstdDecompressor().stream_reader(_Feed(supply), read_across_frames=True)
+        reader = zstandard.ZstdDecompressor().stream_reader(cast(IO[bytes], _Feed(supply)), read_across_frames=True)
         while True:
             try:
-                text = reader.read(4 * READ_BYTES)
+                text = reader.read(UNPACK_BYTES)
             except zstandard.ZstdError as error:
                 self._stopped(f"damaged zstd data ({_first_line(error)})")
                 return
@@ -181,4 +184,3 @@ def zip_members(path: str) -> list[tuple[str, int]]:
     """(name, unpacked size) of the files in an archive."""
     with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:
         return [(entry.filename, entry.file_size) for entry in archive.infolist() if not entry.is_dir()]
-

@@ -9,13 +9,15 @@ import re
 
 import msgspec
 
-from ddiag.ingest.events import ArrayDecoder, CollectiveArgs, CompleteCollective, Event, one_event, raw_array
+from ddiag.ingest.events import ArrayDecoder, CollectiveArgs, Event, one_event, raw_array
 
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError)
 """``DecodeError`` covers wrong types as well; a bomb of brackets ends in ``RecursionError``."""
 
 BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
-_STRING_OR_NOT_FINITE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
+_STRING_OR_NOT_FINITE = re.compile(
+    rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL
+)
 _CONTROL_TO_SPACE = bytes(32 if code < 32 else code for code in range(256))
 _MAX_NESTED_PIECES = 8
 """An event is rejoined from at most this many pieces when its arguments hold objects in lists."""
@@ -63,23 +65,21 @@ def _salvage(text: bytes) -> Event | None:
         return None
     if not isinstance(fields, dict):
         return None
-    kept = {key: value for key, value in fields.items() if isinstance(value, (str, int, float)) and value is not True}
+    kept: dict[str, object] = {
+        key: value for key, value in fields.items() if isinstance(value, (str, int, float)) and value is not True
+    }
     for key in ("name", "ph", "cat"):
         if key in kept:
             kept[key] = str(kept[key])
+    if "ph" not in kept and "ts" in kept and "dur" in kept:
+        kept["ph"] = "X"
     if isinstance(arguments := fields.get("args"), dict):
         kept["args"] = _usable_args(arguments)
     try:
-        return msgspec.convert(kept, _kind_of(kept))
+        event: Event = msgspec.convert(kept, one_event.type)
     except (msgspec.ValidationError, RecursionError):
         return None
-
-
-def _kind_of(fields: dict[str, object]) -> type[Event]:
-    """Without a phase an event is usable only if it says how long it took."""
-    if "ph" not in fields and "ts" in fields and "dur" in fields:
-        fields["ph"] = "X"
-    return one_event.type if fields.get("ph") != "X" else CompleteCollective
+    return event
 
 
 def _usable_args(arguments: dict[str, object]) -> dict[str, object]:

@@ -9,7 +9,6 @@ import polars as pl
 from ddiag.ingest.facts import Group
 from ddiag.ingest.sources import Source
 
-
 EPOCH_BEGIN_NS = 9 * 10**17
 
 
@@ -19,7 +18,7 @@ class UnusableError(Exception):
 
 @dataclass(frozen=True)
 class Trace:
-    """One trace. Tables have no rank and no seq yet; their times are ns on the trace's own clock (epoch if it has one)."""
+    """One trace. Its tables have no rank and no seq yet; times are ns on its own clock (the epoch if it has one)."""
 
     source: Source
     kind: str
