@@ -32,12 +32,14 @@ class Blame:
     steps: Ints
     caused_ms: Floats
     """(rank, step): waiting of others that goes back to this rank, rank-ms."""
+    exposed_ms: Floats
+    """(rank, step): the part of it that no compute hid."""
+    avoidable_ms: Floats
+    """(rank, step): waiting that would vanish if this rank alone came with the second-latest, rank-ms."""
     last_count: Ints
     """Calls in which this rank alone came last."""
     calls: Ints
     """Calls it took part in."""
-    avoidable_ms: Floats
-    """Waiting that would vanish if this rank alone came with the second-latest member, rank-ms."""
 
 
 @dataclass(frozen=True)
@@ -61,35 +63,29 @@ class _Rows:
         return before[np.arange(len(self.rank))] - before[begin], begin
 
 
-def blame(waits: pl.DataFrame, *, weight: str = "wait_ms", tie_ms: float = MIN_TIE_MS) -> Blame:
+def blame(waits: pl.DataFrame, *, tie_ms: float = MIN_TIE_MS) -> Blame:
     """Attribute the waiting in *waits* (``rank, call, comm, step, start_ns, wait_ms, exposed_wait_ms``).
 
-    *weight*: the column that is summed, ``wait_ms`` (all waiting) or ``exposed_wait_ms`` (waiting that compute did not
-    hide). Members within *tie_ms* of the last arrival share the blame.
+    Members within *tie_ms* of the last arrival share the blame.
     """
     ranks, steps = np.unique(waits["rank"].to_numpy()), np.unique(waits["step"].to_numpy())
     rows = _rows(waits, ranks, steps)
-    amount = _in_order(waits)[weight].to_numpy()
     calls = int(rows.call.max()) + 1
     late, shares, alone = _late_rows(rows, calls, max(tie_ms, MIN_TIE_MS))
-    mass = _sum_by(rows.call, amount, calls)
-    caused = _followed(rows, mass, late, shares, (ranks.size, steps.size))
+    paths = _Paths.of(rows, late, shares, (ranks.size, steps.size))
     return Blame(
         ranks=ranks,
         steps=steps,
-        caused_ms=caused,
+        caused_ms=paths.followed(_sum_by(rows.call, rows.wait, calls)),
+        exposed_ms=paths.followed(_sum_by(rows.call, rows.exposed, calls)),
+        avoidable_ms=paths.followed(_avoidable(rows, late, calls)),
         last_count=np.bincount(rows.rank[late[alone]], minlength=ranks.size),
         calls=np.bincount(rows.rank, minlength=ranks.size),
-        avoidable_ms=_avoidable(rows, late, calls, ranks.size),
     )
 
 
-def _in_order(waits: pl.DataFrame) -> pl.DataFrame:
-    return waits.sort("rank", "start_ns", "call")
-
-
 def _rows(waits: pl.DataFrame, ranks: Ints, steps: Ints) -> _Rows:
-    ordered = _in_order(waits)
+    ordered = waits.sort("rank", "start_ns", "call")
     rank = np.searchsorted(ranks, ordered["rank"].to_numpy())
     step = np.searchsorted(steps, ordered["step"].to_numpy())
     call = np.unique(ordered["call"].to_numpy(), return_inverse=True)[1].astype(np.int64)
@@ -128,26 +124,57 @@ def _previous_meetings(rank: Ints, comm: Ints) -> Ints:
 
 def _late_rows(rows: _Rows, calls: int, tie_ms: float) -> tuple[Ints, Floats, npt.NDArray[np.bool_]]:
     """Per call the row of the last arrival; per row its share of the call's blame; per call whether it was alone."""
-    order = np.lexsort((rows.wait, rows.call))
-    late = order[np.searchsorted(rows.call[order], np.arange(calls))]
-    tied = rows.wait - rows.wait[late][rows.call] <= tie_ms
+    least = np.full(calls, np.inf)
+    np.minimum.at(least, rows.call, rows.wait)
+    arrived = rows.wait - least[rows.call]
+    last = np.flatnonzero(arrived == 0)[::-1]
+    late = np.empty(calls, dtype=np.int64)
+    late[rows.call[last]] = last
+    tied = arrived <= tie_ms
     members = np.bincount(rows.call[tied], minlength=calls)
     return late, np.where(tied, 1.0 / members[rows.call], 0.0), members == 1
 
 
-def _followed(rows: _Rows, mass: Floats, late: Ints, shares: Floats, shape: tuple[int, int]) -> Floats:
-    """(rank, step) sums of *mass* after each call has passed on what its late rank inherited."""
-    elsewhere, begin = rows.waited_elsewhere()
-    inherited = _inherited_share(rows, elsewhere, late)
-    caused, total = np.zeros(shape), mass.sum()
-    for hop in range(_MAX_HOPS):
-        passed_on = mass * inherited if hop < _MAX_HOPS - 1 else np.zeros_like(mass)
-        own = (mass - passed_on)[rows.call] * shares
-        np.add.at(caused, (rows.rank, rows.step), own)
-        if passed_on.sum() <= _NEGLIGIBLE * total:
-            break
-        mass = _spread_back(rows, passed_on, late, elsewhere, begin)
-    return caused
+@dataclass(frozen=True)
+class _Paths:
+    """How blame travels back from call to call."""
+
+    rows: _Rows
+    late: Ints
+    shares: Floats
+    shape: tuple[int, int]
+    elsewhere: Floats
+    """Per row: what its rank had waited elsewhere since it last met these ranks."""
+    begin: Ints
+    inherited: Floats
+    """Per call: share of its waiting that its late rank owes to that."""
+
+    @classmethod
+    def of(cls, rows: _Rows, late: Ints, shares: Floats, shape: tuple[int, int]) -> _Paths:
+        elsewhere, begin = rows.waited_elsewhere()
+        return cls(rows, late, shares, shape, elsewhere, begin, _inherited_share(rows, elsewhere, late))
+
+    def followed(self, mass: Floats) -> Floats:
+        """(rank, step) sums of *mass* (per call) after each call has passed on what its late rank inherited."""
+        caused, total = np.zeros(self.shape), mass.sum()
+        for hop in range(_MAX_HOPS):
+            passed_on = mass * self.inherited if hop < _MAX_HOPS - 1 else np.zeros_like(mass)
+            own = (mass - passed_on)[self.rows.call] * self.shares
+            np.add.at(caused, (self.rows.rank, self.rows.step), own)
+            if passed_on.sum() <= _NEGLIGIBLE * total:
+                break
+            mass = self._spread_back(passed_on)
+        return caused
+
+    def _spread_back(self, passed_on: Floats) -> Floats:
+        """Give what each call passes on to the earlier calls in which its late rank waited, in proportion to that."""
+        moving = np.flatnonzero(passed_on > 0)
+        row = self.late[moving]
+        density = passed_on[moving] / self.elsewhere[row]
+        change = np.zeros(len(self.rows.rank) + 1)
+        np.add.at(change, self.begin[row], density)
+        np.add.at(change, row, -density)
+        return _sum_by(self.rows.call, np.cumsum(change)[:-1] * self.rows.exposed, len(passed_on))
 
 
 def _inherited_share(rows: _Rows, elsewhere: Floats, late: Ints) -> Floats:
@@ -159,24 +186,14 @@ def _inherited_share(rows: _Rows, elsewhere: Floats, late: Ints) -> Floats:
     return np.where(elsewhere[late] > 0, np.minimum(share, 1.0), 0.0)
 
 
-def _spread_back(rows: _Rows, passed_on: Floats, late: Ints, elsewhere: Floats, begin: Ints) -> Floats:
-    """Give what each call passes on to the earlier calls in which its late rank waited, in proportion to that."""
-    moving = np.flatnonzero(passed_on > 0)
-    density = passed_on[moving] / elsewhere[late[moving]]
-    change = np.zeros(len(rows.rank) + 1)
-    np.add.at(change, begin[late[moving]], density)
-    np.add.at(change, late[moving], -density)
-    return _sum_by(rows.call, np.cumsum(change)[:-1] * rows.exposed, len(passed_on))
-
-
-def _avoidable(rows: _Rows, late: Ints, calls: int, ranks: int) -> Floats:
+def _avoidable(rows: _Rows, late: Ints, calls: int) -> Floats:
+    """Per call what the others would not have waited, had its late rank come with the second-latest."""
     others = np.ones(len(rows.rank), dtype=bool)
     others[late] = False
     second = np.full(calls, np.inf)
     np.minimum.at(second, rows.call[others], rows.wait[others])
     members = np.bincount(rows.call, minlength=calls)
-    gain = np.where(np.isfinite(second), (second - rows.wait[late]) * (members - 1), 0.0)
-    return _sum_by(rows.rank[late], gain, ranks)
+    return np.where(np.isfinite(second), (second - rows.wait[late]) * (members - 1), 0.0)
 
 
 def _sum_by(group: Ints, values: Floats, size: int) -> Floats:

@@ -11,6 +11,7 @@ import polars as pl
 from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.intervals import Intervals, covered, merge, subtract
 from ddiag.analysis.names import times
+from ddiag.analysis.rank_walk import by_rank
 from ddiag.analysis.steps import StepWindows
 
 _PROMPT_NS = 100_000
@@ -32,8 +33,8 @@ class CommunicationTime:
 def with_exposure(calls: pl.DataFrame, acts: Mapping[int, RankActivity]) -> pl.DataFrame:
     """Add ``exposed_ms`` (part of the span without compute) and ``exposed_wait_ms`` (that part of the waiting)."""
     parts = []
-    for (rank,), mine in calls.group_by("rank", maintain_order=True):
-        act = acts.get(int(str(rank)))
+    for rank, mine in by_rank(calls):
+        act = acts.get(rank)
         compute = act.compute if act is not None else np.empty((0, 2), np.int64)
         start, end = times(mine, "start_ns"), times(mine, "end_ns")
         waited = start + (mine["wait_ms"].fill_null(0.0).to_numpy() * 1e6).round().astype(np.int64)
@@ -50,8 +51,8 @@ def with_exposure(calls: pl.DataFrame, acts: Mapping[int, RankActivity]) -> pl.D
 def communication_time(windows: StepWindows, acts: Mapping[int, RankActivity]) -> CommunicationTime:
     """Communication, its exposed and its blocking part per steady step, as means over ranks."""
     rows = []
-    for (rank,), steps in windows.table.filter("steady").group_by("rank"):
-        act = acts.get(int(str(rank)))
+    for rank, steps in by_rank(windows.table.filter("steady")):
+        act = acts.get(rank)
         if act is None:
             continue
         start, end = times(steps, "start_ns"), times(steps, "end_ns")
@@ -81,13 +82,13 @@ def blocking(act: RankActivity) -> Intervals:
 
 def exposed_waiting_ms(table: pl.DataFrame, windows: StepWindows, acts: Mapping[int, RankActivity]) -> pl.DataFrame:
     """rank, step, wait_ms: time in which a rank did nothing but wait for a late one; overlapping calls count once."""
-    waits = table.filter(pl.col("wait_ms") > 0)
+    waits = dict(by_rank(table.filter(pl.col("wait_ms") > 0).select("rank", "start_ns", "wait_ms")))
     rows = []
-    for (rank,), steps in windows.table.filter("steady").group_by("rank", maintain_order=True):
-        mine = waits.filter(pl.col("rank") == rank)
+    for rank, steps in by_rank(windows.table.filter("steady")):
+        mine = waits.get(rank, table.select("rank", "start_ns", "wait_ms").clear())
         start = times(mine, "start_ns")
         waited = np.column_stack((start, start + (mine["wait_ms"].to_numpy() * 1e6).round().astype(np.int64)))
-        act = acts.get(int(str(rank)))
+        act = acts.get(rank)
         alone = subtract(merge(waited), act.compute) if act is not None else merge(waited)
         spent = covered(alone, times(steps, "start_ns"), times(steps, "end_ns"))
         rows.append(steps.select("rank", "step").with_columns(wait_ms=pl.Series(spent / 1e6)))

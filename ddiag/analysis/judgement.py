@@ -43,10 +43,9 @@ FIXED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Judgement:
-    """Blame of all waiting, and of the part that was exposed, with what they mean."""
+    """Blame for waiting, and what it means."""
 
-    all: Blame
-    exposed: Blame
+    blame: Blame
     waits: Floats
     """(rank, step): exposed waiting of each rank, ms."""
     wait_ms: float
@@ -56,20 +55,18 @@ class Judgement:
     def of(
         cls, waits: pl.DataFrame, windows: StepWindows, acts: Mapping[int, RankActivity], *, tie_ms: float
     ) -> Judgement:
-        every = blame(waits, tie_ms=tie_ms)
-        spent = exposed_waiting_ms(waits, windows, acts).filter(pl.col("rank").is_in(every.ranks.tolist()))
-        grid = np.zeros((every.ranks.size, every.steps.size))
-        inside = spent.filter(pl.col("step").is_in(every.steps.tolist()))
+        found = blame(waits, tie_ms=tie_ms)
+        spent = exposed_waiting_ms(waits, windows, acts).filter(pl.col("rank").is_in(found.ranks.tolist()))
+        grid = np.zeros((found.ranks.size, found.steps.size))
+        inside = spent.filter(pl.col("step").is_in(found.steps.tolist()))
         at = (
-            np.searchsorted(every.ranks, inside["rank"].to_numpy()),
-            np.searchsorted(every.steps, inside["step"].to_numpy()),
+            np.searchsorted(found.ranks, inside["rank"].to_numpy()),
+            np.searchsorted(found.steps, inside["step"].to_numpy()),
         )
         grid[at] = inside["wait_ms"].to_numpy()
-        steady = windows.table.filter(pl.col("steady") & pl.col("rank").is_in(every.ranks.tolist()))
+        steady = windows.table.filter(pl.col("steady") & pl.col("rank").is_in(found.ranks.tolist()))
         length = (times(steady, "end_ns") - times(steady, "start_ns")).mean() / 1e6 if steady.height else 0.0
-        return cls(
-            every, blame(waits, weight="exposed_wait_ms", tie_ms=tie_ms), grid, float(grid.mean()), float(length)
-        )
+        return cls(found, grid, float(grid.mean()), float(length))
 
     @property
     def wait_share(self) -> float:
@@ -77,15 +74,15 @@ class Judgement:
 
     def shares(self) -> Floats:
         """Share of all waiting that goes back to each rank."""
-        return _shares(self.all)
+        return _shares(self.blame.caused_ms)
 
-    def _decisive(self) -> Blame:
-        """Exposed waiting is what costs time; without any, all waiting."""
-        return self.exposed if self.exposed.caused_ms.sum() > 0 else self.all
+    def _decisive(self) -> Floats:
+        """(rank, step): exposed waiting is what costs time; without any, all waiting."""
+        return self.blame.exposed_ms if self.blame.exposed_ms.sum() > 0 else self.blame.caused_ms
 
     def _worst_in(self) -> tuple[Ints, int]:
         """Per rank the steps in which it caused most of the waiting, and the number of steps with waiting."""
-        caused = self._decisive().caused_ms
+        caused = self._decisive()
         counted = caused.sum(axis=0) > 0
         return np.bincount(caused[:, counted].argmax(axis=0), minlength=len(caused)), int(counted.sum())
 
@@ -99,8 +96,8 @@ class Judgement:
         last, trials = self._worst_in()
         of = np.full(len(last), trials)
         if trials < MIN_STEPS:
-            last, of = self.all.last_count, self.all.calls
-        chance = 1.0 / len(self.all.ranks)
+            last, of = self.blame.last_count, self.blame.calls
+        chance = 1.0 / len(self.blame.ranks)
         return np.array([_at_least(int(k), int(n), chance) for k, n in zip(last, of, strict=True)])
 
     def standing_out(self) -> int | None:
@@ -112,15 +109,15 @@ class Judgement:
             share[worst] >= needed
             and self.shares()[worst] >= 0.8 * needed
             and (p_values[worst] <= MAX_P_VALUE or self._steady_excess(worst) >= MIN_T)
-            and (len(self.all.steps) < 3 or self.steps_last()[worst] >= 0.5)
+            and (len(self.blame.steps) < 3 or self.steps_last()[worst] >= 0.5)
             and self.wait_share * share[worst] >= MIN_WAIT_SHARE
-            and self.all.avoidable_ms[worst] >= MIN_AVOIDABLE * self.all.caused_ms[worst].sum()
+            and self.blame.avoidable_ms[worst].sum() >= MIN_AVOIDABLE * self.blame.caused_ms[worst].sum()
         )
-        return int(self.all.ranks[worst]) if stands_out else None
+        return int(self.blame.ranks[worst]) if stands_out else None
 
     def _steady_excess(self, rank: int) -> float:
         """t statistic of this rank's share of the waiting per step against the fair share; 0 with under 3 steps."""
-        caused = self._decisive().caused_ms
+        caused = self._decisive()
         total = caused.sum(axis=0)
         share = caused[rank, total > 0] / total[total > 0]
         if share.size < 3:
@@ -138,20 +135,20 @@ class Judgement:
         """Waiting is large and the late rank changes from step to step."""
         if self.wait_share < ROTATING_WAIT_SHARE:
             return False
-        return len(self.all.steps) < 3 or self._fixed_share() < FIXED_SHARE
+        return len(self.blame.steps) < 3 or self._fixed_share() < FIXED_SHARE
 
     def note(self) -> str:
         """Several ranks that are late together, every step."""
-        if self.wait_share < ROTATING_WAIT_SHARE or len(self.all.steps) < 3 or self._fixed_share() < FIXED_SHARE:
+        if self.wait_share < ROTATING_WAIT_SHARE or len(self.blame.steps) < 3 or self._fixed_share() < FIXED_SHARE:
             return ""
         mean = self.waits.mean(axis=1)
-        late = self.all.ranks[mean < mean.max() / 2]
+        late = self.blame.ranks[mean < mean.max() / 2]
         return f"the same {late.size} ranks come late every step: {_ranges(late)}" if late.size > 1 else ""
 
 
-def _shares(found: Blame) -> Floats:
-    total = found.caused_ms.sum()
-    return np.asarray(found.caused_ms.sum(axis=1) / total if total > 0 else np.zeros(len(found.ranks)))
+def _shares(caused: Floats) -> Floats:
+    total = caused.sum()
+    return np.asarray(caused.sum(axis=1) / total if total > 0 else np.zeros(len(caused)))
 
 
 def _at_least(successes: int, trials: int, chance: float) -> float:

@@ -105,25 +105,25 @@ def _table(
 ) -> pl.DataFrame:
     peers = members_by_rank(waits)
     excess = {int(row["rank"]): row for row in differences(run, windows, acts, peers).iter_rows(named=True)}
-    wait_ms = dict(zip(judged.all.ranks.tolist(), judged.waits.mean(axis=1).tolist(), strict=True))
+    wait_ms = dict(zip(judged.blame.ranks.tolist(), judged.waits.mean(axis=1).tolist(), strict=True))
     share, steps_last, p_values = judged.shares(), judged.steps_last(), judged.p_values()
     rows = []
-    for at, rank in enumerate(judged.all.ranks.tolist()):
+    for at, rank in enumerate(judged.blame.ranks.tolist()):
         own = excess.get(rank, {})
         late_ms = float(np.median([wait_ms[peer] for peer in peers[rank]])) - wait_ms[rank]
         rows.append(
             {
                 "rank": rank,
-                "last_count": int(judged.all.last_count[at]),
-                "collectives": int(judged.all.calls[at]),
-                "blame_ms": float(judged.all.caused_ms[at].sum()),
+                "last_count": int(judged.blame.last_count[at]),
+                "collectives": int(judged.blame.calls[at]),
+                "blame_ms": float(judged.blame.caused_ms[at].sum()),
                 "blame_share": float(share[at]),
                 "steps_last": float(steps_last[at]),
                 "p_value": float(p_values[at]),
                 **{name: own.get(name) for name in _DIFFERENCES},
                 "cause": cause(own, late_ms, _compute_ms(windows, acts, rank)),
-                "exposed_blame_ms": float(judged.exposed.caused_ms[at].sum()),
-                "avoidable_ms": float(judged.all.avoidable_ms[at]),
+                "exposed_blame_ms": float(judged.blame.exposed_ms[at].sum()),
+                "avoidable_ms": float(judged.blame.avoidable_ms[at].sum()),
             }
         )
     types = {"rank": pl.Int32, **dict.fromkeys(_DIFFERENCES, pl.Float64)}

@@ -12,6 +12,7 @@ from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.host_names import is_loader
 from ddiag.analysis.intervals import covered, subtract
 from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
+from ddiag.analysis.rank_walk import by_rank
 from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 
@@ -19,6 +20,9 @@ MIN_SHARE = 0.4
 """Share of the lateness that the largest difference must explain to be called its cause."""
 MIN_SLOWDOWN = 1.05
 """Ratio from which the same kernels count as slower; boost clocks differ by a few per cent."""
+_KERNELS = 200
+"""Kernels compared: the costliest."""
+_MANY_PEERS = 16
 _SAME_COUNT = 0.1
 """Relative difference of kernel counts up to which two ranks ran the same work."""
 
@@ -45,15 +49,15 @@ def differences(
 
 def _parts(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]) -> pl.DataFrame:
     """Per rank, ms per steady step: computing, idle in the data loader, idle otherwise."""
-    loader = _loader_spans(run)
+    spans = _loader_spans(run)
+    loader = dict(by_rank(spans))
     rows = []
-    for (key,), steps in windows.table.filter("steady").group_by("rank", maintain_order=True):
-        rank = int(str(key))
+    for rank, steps in by_rank(windows.table.filter("steady")):
         act = acts.get(rank)
         if act is None:
             continue
         start, end = times(steps, "start_ns"), times(steps, "end_ns")
-        waiting = subtract(spans_union(loader.filter(pl.col("rank") == rank)), act.busy)
+        waiting = subtract(spans_union(loader.get(rank, spans.clear())), act.busy)
         compute, busy, stalled, total = (
             float(sum_ns) / len(start) / 1e6
             for sum_ns in (*(covered(spans, start, end).sum() for spans in (act.compute, act.busy, waiting)),
@@ -81,21 +85,32 @@ def kernel_slowdown(run: Run, windows: StepWindows, peers: Mapping[int, set[int]
     Only kernels that rank and peers ran about equally often count, so a different amount of work does not pass for
     slowness; without such kernels the rank is absent.
     """
-    means = _kernel_means(run, windows)
-    ranks = means["rank"].unique(maintain_order=True).to_list()
+    means = _costliest(_kernel_means(run, windows))
+    by_name: dict[frozenset[int], pl.DataFrame] = {}
     found = {}
-    for rank in ranks:
-        others = means.filter(pl.col("rank").is_in([peer for peer in peers.get(int(rank), set()) if peer in ranks]))
-        usual = others.group_by("name").agg(pl.col("count").median(), pl.col("mean_ns").median())
-        both = means.filter(pl.col("rank") == rank).join(usual, on="name", suffix="_usual")
+    for rank, mine in by_rank(means):
+        others = frozenset(peers.get(rank, set()))
+        if len(others) >= _MANY_PEERS:
+            others |= {rank}  # so that ranks with the same peers share the medians, which one rank hardly moves
+        if others not in by_name:
+            among = means.filter(pl.col("rank").is_in(list(others)))
+            by_name[others] = among.group_by("name").agg(pl.col("count").median(), pl.col("mean_ns").median())
+        both = mine.join(by_name[others], on="name", suffix="_usual")
         alike = (pl.col("count") / pl.col("count_usual") - 1.0).abs() <= _SAME_COUNT
         both = both.filter(alike & (pl.col("mean_ns_usual") > 0)).with_columns(
             ratio=pl.col("mean_ns") / pl.col("mean_ns_usual"), weight=pl.col("count") * pl.col("mean_ns_usual")
         )
         ratio = _weighted_median(both.sort("ratio"))
         if ratio is not None:
-            found[int(rank)] = ratio
+            found[rank] = ratio
     return found
+
+
+def _costliest(means: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the kernels that most time goes to."""
+    cost = (pl.col("count") * pl.col("mean_ns")).sum().alias("cost")
+    names = means.group_by("name").agg(cost).top_k(_KERNELS, by="cost").select("name")
+    return means.join(names, on="name", how="semi")
 
 
 def _kernel_means(run: Run, windows: StepWindows) -> pl.DataFrame:

@@ -98,7 +98,7 @@ def _plainly_the_same(reference: Sequence, other: Sequence, period_ns: float) ->
         return False
     apart = other.ends_ns - reference.ends_ns
     offset = float(np.median(apart))
-    return abs(offset) <= period_ns / 8 and float(np.median(np.abs(apart - offset))) <= period_ns / 20
+    return abs(offset) <= period_ns / 8 and _spread_ns(apart, offset) <= period_ns / 20
 
 
 def _same_clock(reference: Sequence, other: Sequence) -> bool:
@@ -166,7 +166,12 @@ def _judge(reference: Sequence, other: Sequence, shift: int) -> _Candidate | Non
         return None
     apart = other.ends_ns[mine] - reference.ends_ns[first:last]
     offset = float(np.median(apart))
-    return _Candidate(shift, calls, offset, float(np.median(np.abs(apart - offset))))
+    return _Candidate(shift, calls, offset, _spread_ns(apart, offset))
+
+
+def _spread_ns(apart: Int64s, offset_ns: float) -> float:
+    """Mean deviation of the differences of ends: a false pairing may be off in only one call per step."""
+    return float(np.abs(apart - offset_ns).mean())
 
 
 def _clock_decides(nearest: _Candidate, candidates: list[_Candidate], reference: Sequence) -> bool:
@@ -216,6 +221,6 @@ def _slots_by_step(reference: Sequence, other: Sequence) -> Int64s | None:
     if 2 * found.sum() < len(other):
         return None
     apart = other.ends_ns[found] - reference.ends_ns[slots[found]]
-    steady = float(np.median(np.abs(apart - np.median(apart)))) <= _shortest_period_ns(reference) / 20
+    steady = _spread_ns(apart, float(np.median(apart))) <= _shortest_period_ns(reference) / 20
     near = not _same_clock(reference, other) or abs(float(np.median(apart))) <= MAX_CLOCK_NS
     return slots if steady and near else None

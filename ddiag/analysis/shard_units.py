@@ -10,6 +10,7 @@ import polars as pl
 from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.intervals import covered, subtract, union
 from ddiag.analysis.names import times, where_name
+from ddiag.analysis.rank_walk import by_rank
 from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals import Collectives, ShardUnits
@@ -114,8 +115,7 @@ def _exposed_ms(calls: pl.DataFrame, steady: pl.DataFrame, acts: Mapping[int, Ra
     Waiting for late ranks is left out where it is known.
     """
     found = []
-    for (key,), mine in calls.group_by("rank"):
-        rank = int(str(key))
+    for rank, mine in by_rank(calls):
         steps = steady.filter(pl.col("rank") == rank)
         if rank not in acts or steps.is_empty():
             continue
