@@ -82,7 +82,7 @@ def _caption(budget: StepBudget, ranks: int) -> str:
         steps = "the one window"
     else:
         steps = "one steady step" if budget.n_steps == 1 else f"mean of {budget.n_steps} steady steps"
-    return steps if ranks <= MOST_RANKS else f"{steps}; the {MOST_RANKS} of {ranks:,} ranks that lose most time"
+    return steps if ranks <= MOST_RANKS else f"{steps}; the worst {MOST_RANKS} of {ranks:,} ranks"
 
 
 def _bar(parts: dict[str, float], longest: float, room: int, glyphs: Glyphs) -> Text:

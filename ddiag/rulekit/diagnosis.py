@@ -228,7 +228,7 @@ def _too_little(signals: Signals, checked: int) -> str:
         if budget.source == "window":
             seen = "the trace marks no steps; profile 5 or more of them, calling prof.step() after each"
         else:
-            seen = f"it covers {'no complete step' if budget.n_steps == 0 else 'one step'}; profile 5 or more"
+            seen = f"it covers {'no complete step' if budget.n_steps == 0 else 'one step'}; profile 5 or more steps"
         return f"nothing stands out, but {seen}"
     return ""
 

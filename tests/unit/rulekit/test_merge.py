@@ -30,6 +30,14 @@ def test_one_cause_and_culprit_seen_twice_is_one_finding_with_all_evidence() -> 
     assert (both.culprits.hosts, both.victims, both.why) == (("n",), (0, 1), "a; b")
 
 
+def test_of_two_as_urgent_the_special_rule_leads() -> None:
+    """DD101 sees that input stalls, DD103 sees why; their costs differ by rounding only."""
+    (both,) = arrange([finding("DD101", ms=20.0), finding("DD103", ms=19.9)], rules())
+    assert (both.rule, both.also_seen_by) == ("DD103", ("DD101",))
+    (both,) = arrange([finding("DD101", ms=20.0), finding("DD103", ms=15.0)], rules())
+    assert both.rule == "DD101"
+
+
 def test_the_same_figure_is_shown_once_and_with_its_limit() -> None:
     a = finding("DD101", ms=20.0, evidence=(Evidence("stall", 5.0, "ms"),))
     b = finding("DD102", evidence=(Evidence("stall", 5.0, "ms", 2.0), Evidence("stall", 6.0, "ms")))
