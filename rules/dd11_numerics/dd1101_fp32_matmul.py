@@ -47,7 +47,7 @@ FP16_ONLY = re.compile(r"V100|\bT4\b|RTX 20\d\d|TITAN (V|RTX)|Quadro RTX|T4G", r
 class Limits:
     fp32_share: float = 0.5
     """fp32 / matmul time for a finding; a few fp32 products (losses, norms) are deliberate."""
-    matmul_share: float = 0.10
+    matmul_share: float = 0.05
     """fp32 matmul time / step below which nothing is won."""
     fp32_ms: float = 1.0
     """fp32 matmul time per step below which nothing is won."""

@@ -49,7 +49,7 @@ class Limits:
     """Steady steps from which a rise in nearly every step is a leak rather than longer batches."""
     rising_share: float = 0.7
     """Part of the steps that must end with more memory than the one before."""
-    soon_steps: float = 100_000.0
+    soon_steps: float = 10_000.0
     """Steps until memory runs out above which the leak is only information."""
 
 

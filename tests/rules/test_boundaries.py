@@ -82,7 +82,7 @@ BOUNDARIES = {
     "DD1002": Boundary(lambda ms: {"copies": {"cpu_optimizer_ms": ms}}, USUAL, 2.0),
     "DD1003": Boundary(lambda ms: {"copies": {"pinned": False, "exposed_ms": ms}}, SMALL, 0.5),
     "DD1004": Boundary(full_link, USUAL, 1.0),
-    "DD1101": Boundary(lambda ms: {"precision": {"ms": {"fp32": 2 * ms}}}, ((0.05, WARNING),), 0.5),
+    "DD1101": Boundary(lambda ms: {"precision": {"ms": {"fp32": 2 * ms}}}, ((0.025, INFO), (0.05, WARNING)), 0.5),
 }
 
 

@@ -32,3 +32,9 @@ def test_unknown_rates_are_left_out() -> None:
     found = the_finding("DD1004", copies={**FULL, "h2d_gbps": None, "d2h_gbps": None})
     assert "GB/s" not in found.title
     assert not any(row.unit == "GB/s" for row in found.evidence)
+
+
+def test_a_gen_3_link_at_its_usual_rate_is_not_suspect() -> None:
+    found = the_finding("DD1004", copies={**FULL, "h2d_gbps": 12.0, "d2h_gbps": 11.0})
+    assert not any("pcie.link" in step for step in found.fix)
+    assert found.confidence is Confidence.HIGH

@@ -36,3 +36,7 @@ def test_a_short_capture_may_be_the_scale_settling() -> None:
 
 def test_few_steps_lower_confidence() -> None:
     assert the_finding("DD1102", steps=10, optimizer_step={"skipped_steps": 3}).confidence is Confidence.MEDIUM
+
+
+def test_a_tenth_of_all_updates_is_too_many() -> None:
+    assert the_finding("DD1102", steps=40, optimizer_step={"skipped_steps": 4}).severity is Severity.WARNING

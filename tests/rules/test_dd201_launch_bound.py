@@ -97,3 +97,16 @@ def test_one_step_with_python_stacks_does_not_decide() -> None:
     (said,) = check("DD201", steps=1, job_facts={"with_stack": True}, **HUNGRY)
     assert isinstance(said, Abstain)
     assert "with_stack=False" in said.capture
+
+
+@pytest.mark.parametrize("change", [{"median_kernel_us": 25.0}, {"launches_per_step": 150.0}])
+def test_moderately_small_kernels_and_few_launches_can_still_bind(change: dict[str, float]) -> None:
+    assert len(findings("DD201", **{**HUNGRY, "host_launch": {**BOUND, **change}})) == 1
+
+
+def test_mostly_long_gaps_are_not_launching_even_if_the_short_ones_add_up() -> None:
+    job = {
+        "host_launch": {**BOUND, "launch_gap_ms": 60.0, "long_gaps": long_gaps(32.0)},
+        "step_budget": {"host_ms": 60.0},
+    }
+    assert findings("DD201", **job) == []

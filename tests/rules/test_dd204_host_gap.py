@@ -101,3 +101,8 @@ def test_short_gaps_with_the_host_outside_operators_are_pythons() -> None:
 def test_short_gaps_of_another_cause_or_size_are_quiet(change: dict[str, object]) -> None:
     job = {"host_launch": {**PYTHON, "long_gaps": gaps(8.0).clear(), **change}, "step_budget": {"host_ms": 50.0}}
     assert findings("DD204", **job) == []
+
+
+def test_a_host_inside_many_calls_is_said_to_be_so() -> None:
+    found = the_finding("DD204", host_launch={"long_gaps": gaps(30.0, in_calls=0.4)})
+    assert "with the host in several calls" in found.title

@@ -18,3 +18,7 @@ def test_half_a_minute_is_a_warning() -> None:
 
 def test_small_state_is_quiet() -> None:
     assert findings("DD207", python_overhead={"checkpoint_ms": 150.0}) == []
+
+
+def test_a_third_of_a_second_is_worth_a_line() -> None:
+    assert evidence(the_finding("DD207", python_overhead={"checkpoint_ms": 300.0}), "affordable interval").value == 30

@@ -43,6 +43,13 @@ def test_equal_ranks_are_not_called_imbalance() -> None:
     assert not any("even out" in step for step in the_finding("DD601", memory=shares(0.93, 0.96)).fix)
 
 
+def test_a_little_more_than_the_median_is_no_imbalance() -> None:
+    one_more = {"allocated": {r: 0.93 if r == 5 else 0.88 for r in EVERYBODY}, "reserved": {5: 0.96}}
+    found = the_finding("DD601", memory=one_more)
+    assert found.culprits.ranks == (5,)
+    assert not any("even out" in step for step in found.fix)
+
+
 def test_abstains_when_the_capacity_is_unknown() -> None:
     (said,) = check("DD601", memory={**shares(0.91, 0.95), "capacity_bytes": None})
     assert isinstance(said, Abstain)

@@ -62,3 +62,14 @@ def test_a_full_device_without_unused_reserve_is_another_cause() -> None:
 def test_does_not_need_memory_events() -> None:
     assert len(findings("DD602", allocator_calls=CHURN, memory=None)) == 1
     assert findings("DD602", memory=None) == []
+
+
+@pytest.mark.parametrize(("calls", "off"), [(150.0, False), (250.0, True)])
+def test_only_hundreds_of_calls_mean_that_caching_is_off(calls: float, off: bool) -> None:
+    found = the_finding("DD602", allocator_calls={**CHURN, "mallocs_per_step": calls, "frees_per_step": calls})
+    assert found.title.startswith("the caching allocator is off") is off
+
+
+def test_a_fifth_of_the_reserve_unused_is_usual() -> None:
+    usual = {"allocated": dict.fromkeys(range(8), 0.76), "reserved": dict.fromkeys(range(8), 0.95)}
+    assert findings("DD602", memory=usual) == []

@@ -6,18 +6,18 @@ from tests.factories import EPOCH_NS, GIB, MIB
 from tests.rules.checking import evidence, findings, the_finding
 
 
-def ends(*mib: float) -> pl.DataFrame:
-    """Allocated MiB of rank 0 just before the end of each 200 ms step; 40 GiB lie beneath."""
+def ends(*mib: float, base_gib: int = 40) -> pl.DataFrame:
+    """Allocated MiB of rank 0 just before the end of each 200 ms step; *base_gib* lie beneath."""
     rows = [
         {"rank": 0, "device": "cuda:0", "ts_ns": EPOCH_NS + (step + 1) * 200_000_000 - 1_000_000}
-        | {"allocated_bytes": 40 * GIB + round(value * MIB), "reserved_bytes": 60 * GIB}
+        | {"allocated_bytes": base_gib * GIB + round(value * MIB), "reserved_bytes": 60 * GIB}
         for step, value in enumerate(mib)
     ]
     return pl.DataFrame(rows)
 
 
-def leak(steps: int, growth_mib: float = 100.0) -> dict[str, object]:
-    timeline = ends(*(growth_mib * step for step in range(steps)))
+def leak(steps: int, growth_mib: float = 100.0, base_gib: int = 40) -> dict[str, object]:
+    timeline = ends(*(growth_mib * step for step in range(steps)), base_gib=base_gib)
     return {"timeline": timeline, "growth_bytes_per_step": growth_mib * MIB}
 
 
@@ -65,3 +65,21 @@ def test_an_unknown_capacity_gives_no_date_but_still_a_finding() -> None:
 def test_no_growth_is_quiet(growth: float | None) -> None:
     memory = {**leak(20), "growth_bytes_per_step": growth}
     assert findings("DD603", steps=20, job_facts={"ranks": (0,)}, memory=memory) == []
+
+
+@pytest.mark.parametrize(("growth_mib", "speaks"), [(0.6, False), (2.0, True)])
+def test_a_small_model_leaks_from_a_mebibyte_on(growth_mib: float, speaks: bool) -> None:
+    found = findings("DD603", steps=20, job_facts={"ranks": (0,)}, memory=leak(20, growth_mib, base_gib=1))
+    assert bool(found) is speaks
+
+
+def test_thirty_mebibytes_of_forty_gibibytes_are_a_leak() -> None:
+    assert len(findings("DD603", steps=20, job_facts={"ranks": (0,)}, memory=leak(20, 30.0))) == 1
+
+
+@pytest.mark.parametrize(("growth_mib", "severity"), [(1.5, Severity.INFO), (2.5, Severity.WARNING)])
+def test_a_leak_that_lasts_for_more_than_ten_thousand_steps_is_information(
+    growth_mib: float, severity: Severity
+) -> None:
+    found = the_finding("DD603", steps=20, job_facts={"ranks": (0,)}, memory=leak(20, growth_mib, base_gib=1))
+    assert found.severity is severity
