@@ -15,10 +15,10 @@ def only(windows: StepWindows, first: int, last: int) -> StepWindows:
 
     Raises UsageError, saying which steps there are, when none of them was recorded.
     """
-    numbers = windows.table["step"]
+    numbers = windows.table["step"].to_list()
     chosen = windows.table.with_columns(steady=pl.col("step").is_between(first, last))
     if not chosen["steady"].any():
-        there = f"steps {numbers.min()} to {numbers.max()}" if len(numbers) else "no steps"
+        there = f"steps {min(numbers)} to {max(numbers)}" if numbers else "no steps"
         raise UsageError(f"--steps {first}:{last}: none of these was recorded (the evidence has {there})")
     left_out = tuple(sorted(set(chosen.filter(~pl.col("steady"))["step"].unique().to_list())))
     note = "; ".join(part for part in (windows.note, f"only steps {first} to {last}, as asked") if part)
