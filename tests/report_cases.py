@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
 from ddiag.model.run import Coverage, InputFile, Run
 from ddiag.model.signals import Signals
 from ddiag.reporters.html import HtmlReporter
@@ -173,7 +175,7 @@ def hostile_case() -> Case:
         inputs=(InputFile(HOSTILE, HOSTILE, 1, 0, 1, 0, HOSTILE),), unreadable=((HOSTILE, HOSTILE),), notes=(HOSTILE,)
     )
     plain = make_signals()
-    tables = {
+    tables: dict[str, Any] = {
         "collectives": {"table": _renamed(plain, "Collectives"), "summary": _renamed(plain, "Collectives", "summary")},
         "kernel_mix": {"top": _renamed(plain, "KernelMix", "top", "name")},
         "links": {"table": _renamed(plain, "Links")},
@@ -187,7 +189,5 @@ def hostile_case() -> Case:
 
 
 def _renamed(signals: Signals, family: str, table: str = "table", column: str = "group") -> Any:
-    import polars as pl
-
     found = next(value for kind, value in signals.families.items() if kind.__name__ == family)
     return getattr(found, table).with_columns(pl.lit(HOSTILE).alias(column))

@@ -198,8 +198,8 @@ def _few(every: pl.DataFrame, order: Order, culprits: Sequence[int]) -> tuple[pl
     what = "Waiting" if order is LATE else "Step time"
     note = (
         f"{shown.height} of {count:,} ranks: the {WORST} {order.least}, the median, the one {order.most} and those "
-        f"named in findings. {what} over all ranks: 5th percentile {quantiles[0]}, median {quantiles[1]}, 95th percentile "
-        f"{quantiles[2]}."
+        f"named in findings. {what} over all ranks: 5th percentile {quantiles[0]}, median {quantiles[1]}, "
+        f"95th percentile {quantiles[2]}."
     )
     return shown, note
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.report_cases import Case
+from tests.report_cases import Case, healthy_case, hostile_case, input_bound_case, late_rank_case, thousand_rank_case
 
 ARGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -34,14 +34,14 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A report in a tab, with everything the browser complained about or asked for."""
 
-    def __init__(self, page: Any, path: Path) -> None:
+    def __init__(self, page: Any, address: str) -> None:
         self.page = page
         self.complaints: list[str] = []
         self.requests: list[str] = []
         page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
-        page.goto(path.as_uri())
+        page.goto(address)
 
     def see_everything(self) -> None:
         """Unfold, scroll through and wait until every chart is drawn."""
@@ -67,23 +67,43 @@ class Opened:
 Open = Callable[..., Opened]
 
 
+CASES: dict[str, Callable[[], Case]] = {
+    "healthy": healthy_case,
+    "late rank": late_rank_case,
+    "input bound": input_bound_case,
+    "hostile text": hostile_case,
+    "thousand ranks": thousand_rank_case,
+}
+
+
+@pytest.fixture(scope="session")
+def report_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The report of a case as a file, rendered once."""
+    folder = tmp_path_factory.mktemp("reports")
+
+    def file_of(name: str) -> Path:
+        path = folder / f"{name.replace(' ', '-')}.html"
+        if not path.exists():
+            path.write_text(CASES[name]().html(), encoding="utf-8", errors="replace")
+        return path
+
+    return file_of
+
+
 @pytest.fixture
-def open_report(browser: Any, tmp_path: Path) -> Iterator[Open]:
+def open_report(browser: Any, report_files: Callable[[str], Path]) -> Iterator[Open]:
     contexts: list[Any] = []
 
     def opened(
-        case: Case, *, width: int = 1280, dark: bool = False, scripts: bool = True, file: Path | None = None
+        name: str = "late rank", *, width: int = 1280, dark: bool = False, scripts: bool = True, anchor: str = ""
     ) -> Opened:
-        path = file or tmp_path / "report.html"
-        if file is None:
-            path.write_text(case.html(), encoding="utf-8", errors="replace")
         context = browser.new_context(
             viewport={"width": width, "height": 844 if width < 700 else 800},
             color_scheme="dark" if dark else "light",
             java_script_enabled=scripts,
         )
         contexts.append(context)
-        return Opened(context.new_page(), path)
+        return Opened(context.new_page(), report_files(name).as_uri() + anchor)
 
     yield opened
     for context in contexts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import polars as pl
@@ -27,7 +28,7 @@ def numbers(values: Any) -> list[float]:
 def test_the_waterfall_ends_where_the_measured_step_does() -> None:
     bars = drawn(step_time.waterfall(make_signals(step_budget={"comm_wait_ms": 30.0})))["data"]
     *parts, total = bars
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         assert after["base"][0] == pytest.approx(before["base"][0] + before["x"][0])
     assert parts[-1]["base"][0] + parts[-1]["x"][0] == pytest.approx(total["x"][0]) == pytest.approx(200.0)
     assert parts[0]["y"] == ["Ideal: compute only"]

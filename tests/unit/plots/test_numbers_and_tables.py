@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from ddiag.plots.numbers import amount, decimals_for, percent, short, size, span, thousands
-from ddiag.plots.table import Column, make_table
+from ddiag.plots.table import Column, Value, make_table
 
 MS = Column("ms", "Time", "ms")
 
@@ -99,9 +99,12 @@ def test_rows_say_which_rank_and_group_they_speak_of() -> None:
 
 def test_kinds_of_column() -> None:
     columns = (
-        Column("share", "Share", "%", "share"), Column("bytes", "Size", kind="bytes"), Column("n", "Calls", kind="count"),
-        Column("rank", "Rank", kind="rank"), Column("pinned", "Pinned", kind="text"),
-    )  # fmt: skip
-    record = {"share": 0.255, "bytes": 2048, "n": 1200.0, "rank": 1024, "pinned": True}
+        Column("share", "Share", "%", "share"),
+        Column("bytes", "Size", kind="bytes"),
+        Column("n", "Calls", kind="count"),
+        Column("rank", "Rank", kind="rank"),
+        Column("pinned", "Pinned", kind="text"),
+    )
+    record: dict[str, Value] = {"share": 0.255, "bytes": 2048, "n": 1200.0, "rank": 1024, "pinned": True}
     row = make_table("t", "T", columns, [record]).rows[0]
     assert [cell.text for cell in row.cells] == ["25.50", "2.00 KiB", "1,200", "1024", "yes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_every_link_of_the_page_leads_somewhere_and_every_id_is_unique(late: Out
 def test_heading_levels_are_never_skipped(late: Outline) -> None:
     levels = [int(heading[1]) for heading in late.headings]
     assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 def test_every_element_is_closed(late: Outline) -> None:
