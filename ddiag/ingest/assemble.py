@@ -74,11 +74,17 @@ def _steps(ops: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def _number_calls(collectives: pl.DataFrame) -> pl.DataFrame:
-    """``seq``: order of issue within rank and group (kernels of two streams may swap their start times)."""
-    issued = pl.coalesce("enqueue_ns", "start_ns")
+    """``seq``: order of issue within rank and group (kernels of two streams may swap their start times).
+
+    A kernel whose launch the profile missed was issued before the next one of its stream.
+    """
+    issued = pl.coalesce(pl.col("enqueue_ns").backward_fill().over("rank", "group", "stream"), "start_ns")
     return (
-        collectives.sort("rank", issued, "start_ns")
-        .with_columns((pl.int_range(pl.len()).over("rank", "group")).cast(pl.Int64).alias("seq"))
+        collectives.sort("rank", "start_ns")
+        .with_columns(issued.alias("_issued"))
+        .sort("rank", "_issued", "start_ns")
+        .with_columns(pl.int_range(pl.len()).over("rank", "group").cast(pl.Int64).alias("seq"))
+        .drop("_issued")
         .sort("rank", "start_ns", "seq")
     )
 

@@ -117,7 +117,7 @@ def _add_workers(rows: Rows, calls: HostCalls, facts: CallFacts) -> None:
     issuer = issued_by(calls)
     for row in np.flatnonzero(calls.is_worker).tolist():
         operator = int(issuer[row])
-        names = [calls.name[operator], calls.name[row]] if operator >= 0 else [calls.name[row]]
+        names = [calls.name[row], calls.name[operator]] if operator >= 0 else [calls.name[row]]
         _add_host(rows, calls, facts, row=row, names=names, operator=operator)
 
 
@@ -199,4 +199,4 @@ def _outputs(op: str, inputs: int | None, size: int | None) -> int | None:
         return inputs * size if size else None
     if op == "reduce_scatter":
         return inputs // size if size else None
-    return inputs
+    return inputs if op in ("all_reduce", "broadcast", "reduce", "send", "recv") else None

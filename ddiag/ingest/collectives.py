@@ -106,11 +106,16 @@ def enclosing(calls: HostCalls, wanted: Mask, tid: IntColumn, at: IntColumn) -> 
 
 
 def issued_by(calls: HostCalls) -> IntColumn:
-    """For every worker span the ``c10d::`` operator that issued it (row, or -1): first in, first out by kind."""
+    """For every worker span the ``c10d::`` operator that issued it (row, or -1): first in, first out by kind.
+
+    Operators with a device backend's spans inside them issued to that backend.
+    """
     issuer = np.full(len(calls), -1, dtype=np.int64)
+    inner = np.flatnonzero(calls.is_record | calls.is_enqueue)
+    for_devices = set(enclosing(calls, calls.is_op, calls.tid[inner], calls.start[inner]).tolist())
     waiting: deque[int] = deque()
     for row in range(len(calls)):
-        if calls.is_op[row]:
+        if calls.is_op[row] and row not in for_devices:
             waiting.append(row)
         elif calls.is_worker[row]:
             operator = next((k for k in waiting if _same_call(calls.name[k], calls.name[row])), None)

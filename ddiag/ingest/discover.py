@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import fsspec
 from ddiag.ingest.sources import STORAGE_ERRORS, ZIP, Source, is_remote, open_binary, zip_members
 
 _PATTERN = frozenset("*?[")
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass
@@ -85,17 +87,7 @@ def _expand_remote(url: str) -> tuple[list[str], bool]:
 
 def natural(text: str) -> list[tuple[int, int | str]]:
     """Sort key that puts rank10 after rank9."""
-    parts: list[tuple[int, int | str]] = []
-    digits = ""
-    for letter in text + "\0":
-        if letter.isascii() and letter.isdigit():
-            digits += letter
-            continue
-        if digits:
-            parts.append((0, int(digits)))
-            digits = ""
-        parts.append((1, letter))
-    return parts
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in _DIGITS.split(text)]
 
 
 def _add(found: Found, path: str, *, explicit: bool) -> None:

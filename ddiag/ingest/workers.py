@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from types import ModuleType
 
 from ddiag.ingest.read import Refused, read_source
 from ddiag.ingest.sources import Source
@@ -14,25 +17,30 @@ from ddiag.ingest.trace import Trace
 
 Progress = Callable[[int, int, str], None]
 Outcome = Trace | Refused
+Read = Callable[[Source], Outcome]
 
 SMALL_BYTES = 20 << 20
 """Unpacked or packed, less than this in all is read faster here than in new processes."""
+_ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _DIED = "the process reading it died (out of memory?): give it alone or with --jobs 1 on a machine with more memory"
 
 
-def read_all(sources: Sequence[Source], jobs: int | None, progress: Progress | None) -> list[Outcome]:
+def read_all(
+    sources: Sequence[Source], jobs: int | None, progress: Progress | None, read: Read = read_source
+) -> list[Outcome]:
     """What came of each source, in order."""
     count = min(jobs or os.cpu_count() or 1, len(sources))
     report = _Report(len(sources), progress)
     if count > 1 and (jobs or sum(source.bytes for source in sources) >= SMALL_BYTES):
-        outcomes = _in_processes(sources, count, report)
-    else:
-        outcomes = {}
-    for place, source in enumerate(sources):
-        if place not in outcomes:
-            outcomes[place] = read_source(source)
-            report(source)
-    return [outcomes[place] for place in range(len(sources))]
+        outcomes = _in_processes(sources, count, report, read)
+        return [outcomes[place] for place in range(len(sources))]
+    return [_read_here(source, report, read) for source in sources]
+
+
+def _read_here(source: Source, report: _Report, read: Read) -> Outcome:
+    outcome = read(source)
+    report(source)
+    return outcome
 
 
 class _Report:
@@ -50,54 +58,57 @@ def _pool(count: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _ready() -> bool:
-    return True
+@contextmanager
+def _starting() -> Iterator[None]:
+    """While workers start: they must not run the user's script again (it may lack the ``__main__`` guard, or be a
+    notebook), and need no thread pools, since there is a worker per core."""
+    main, environment = sys.modules["__main__"], {key: os.environ.get(key) for key in _ONE_THREAD}
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ.update(_ONE_THREAD)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for key, value in environment.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
 
 
-def _in_processes(sources: Sequence[Source], count: int, report: _Report) -> dict[int, Outcome]:
-    """Outcomes by place; places that are missing must be read in this process."""
+def _in_processes(sources: Sequence[Source], count: int, report: _Report, read: Read) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     try:
         with _pool(count) as pool:
-            pool.submit(_ready).result()
-            _collect(pool, sources, range(len(sources)), outcomes, report)
-        return outcomes
+            _collect(pool, sources, outcomes, report, read)
     except BrokenProcessPool:
-        if not outcomes and not _can_start():
-            return {}
-    for place, source in enumerate(sources):
-        if place not in outcomes:
-            outcomes[place] = _alone(source)
-            report(source)
+        for place, source in enumerate(sources):
+            if place not in outcomes:
+                outcomes[place] = _alone(source, read)
+                report(source)
     return outcomes
 
 
-def _can_start() -> bool:
-    """False where workers cannot even begin: a script without the ``__main__`` guard, a sandbox."""
-    try:
-        with _pool(1) as pool:
-            return pool.submit(_ready).result()
-    except BrokenProcessPool:
-        return False
-
-
 def _collect(
-    pool: ProcessPoolExecutor,
-    sources: Sequence[Source],
-    places: Sequence[int],
-    outcomes: dict[int, Outcome],
-    report: _Report,
+    pool: ProcessPoolExecutor, sources: Sequence[Source], outcomes: dict[int, Outcome], report: _Report, read: Read
 ) -> None:
-    largest_first = sorted(places, key=lambda place: -sources[place].bytes)
-    running: dict[Future[Outcome], int] = {pool.submit(read_source, sources[place]): place for place in largest_first}
-    for future in as_completed(running):
-        outcomes[running[future]] = future.result()
-        report(sources[running.pop(future)])
+    """Largest files first, so that none is left for the end."""
+    with _starting():
+        running: dict[Future[Outcome], int] = {
+            pool.submit(read, sources[place]): place
+            for place in sorted(range(len(sources)), key=lambda place: -sources[place].bytes)
+        }
+    for future in as_completed(list(running)):
+        place = running.pop(future)
+        outcomes[place] = future.result()
+        report(sources[place])
 
 
-def _alone(source: Source) -> Outcome:
+def _alone(source: Source, read: Read) -> Outcome:
+    """Read in a process of its own, so that the file that kills its reader is known."""
     try:
-        with _pool(1) as pool:
-            return pool.submit(read_source, source).result()
+        with _pool(1) as pool, _starting():
+            future = pool.submit(read, source)
+        return future.result()
     except BrokenProcessPool:
         return Refused(source, _DIED)
