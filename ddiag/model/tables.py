@@ -184,6 +184,18 @@ STEPS = Table(
     "Training steps the evidence marks itself (ProfilerStep#N, TensorFlow's step line).",
     (RANK, Column("step", pl.Int64, "", "step number"), START, END),
 )
+PHASES = Table(
+    "phases",
+    "What the training threads did, as the recorder marked it; intervals of one thread nest properly.",
+    (
+        RANK,
+        Column("step", pl.Int64, "", "step in which it began"),
+        Column("phase", pl.Categorical, "", "input, h2d, forward, backward, optimizer, clip, checkpoint, …"),
+        TID,
+        START,
+        END,
+    ),
+)
 MEMORY = Table(
     "memory",
     "Allocator events.",
@@ -236,6 +248,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             CAPTURES,
             GROUPS,
             STEPS,
+            PHASES,
             OPS,
             LAUNCHES,
             KERNELS,
