@@ -49,8 +49,9 @@ class Limits:
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, wait = signals[JobFacts], signals[StepBudget], signals[InputWait]
     stall_ms = median(wait.per_rank["stall_ms"].to_list())
+    floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     share = stall_ms / budget.step_ms if budget.step_ms > 0 else 0.0
-    if wait.single_process is not True or stall_ms < limits.stall_ms or share < limits.stall_share:
+    if wait.single_process is not True or stall_ms < floor:
         return
     yield Finding(
         title=f"batches are made in the training process (num_workers=0): the device idles {stall_ms:.1f} ms per "
@@ -61,7 +62,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         evidence=(
             Evidence("worker processes", 0, "", None, f"span {wait.iterator or '_SingleProcessDataLoaderIter'}"),
             Evidence(
-                "input stall", round(stall_ms, 3), "ms/step", limits.stall_ms, f"{over_steps(budget)}, median rank"
+                "input stall", round(stall_ms, 3), "ms/step", round(floor, 3), f"{over_steps(budget)}, median rank"
             ),
             Evidence("input stall", round(share, 4), "of step", limits.stall_share, "stall / median step"),
             Evidence("time in the loader", round(wait.wait_ms, 3), "ms/step", None, "training thread, mean over ranks"),
@@ -69,7 +70,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         fix=(
             "DataLoader(num_workers=8, persistent_workers=True, prefetch_factor=4, pin_memory=True); as a start, "
             "num_workers = CPU cores per rank minus 1, then lower it while the stall stays away",
-            "Hugging Face Trainer: dataloader_num_workers=8, dataloader_persistent_workers=True (it defaults to 0); "
+            "Hugging Face Trainer: dataloader_num_workers=8 (default 0), dataloader_persistent_workers=True; "
             "Lightning takes the DataLoader's own setting",
             "if workers cannot be used (the data set is not picklable): prepare the next batch in a thread while the "
             "step runs",

@@ -58,8 +58,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if wait.single_process or period is None or period < 2 or budget.n_steps < limits.periods * period:
         return
     stall_ms = median(wait.per_rank["stall_ms"].to_list())
+    floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     share = stall_ms / budget.step_ms
-    if stall_ms < limits.stall_ms or share < limits.stall_share:
+    if stall_ms < floor:
         return
     overhead = signals.get(PythonOverhead)
     stated = overhead.dataloader_workers if overhead is not None else None
@@ -72,13 +73,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         confidence=_confidence(budget, facts, stated, period),
         culprits=Culprits(where=wait.iterator or None),
         evidence=(
-            Evidence("waits spike every", period, "steps", None, "autocorrelation of the waits"),
-            Evidence("workers", workers, "", needed, "stated" if stated else "taken from the period"),
+            Evidence("waits spike every", period, "steps", None, "distance between waits three times the usual"),
+            Evidence("workers", workers, "", None, "as configured" if stated else "taken from the period"),
+            Evidence("workers needed", needed, "", None, "workers x step / (step - stall)"),
             Evidence(
-                "input stall", round(stall_ms, 3), "ms/step", limits.stall_ms, f"{over_steps(budget)}, median rank"
+                "input stall", round(stall_ms, 3), "ms/step", round(floor, 3), f"{over_steps(budget)}, median rank"
             ),
             Evidence("input stall", round(share, 4), "of step", limits.stall_share, "stall / median step"),
-            Evidence("workers needed", needed, "", None, "workers x step / (step - stall)"),
         ),
         fix=(
             f"DataLoader(num_workers={needed}), if the host has that many CPU cores per rank",

@@ -42,6 +42,7 @@ RULE = Rule(
 ITEM = ("item", "_local_scalar_dense", "is_nonzero", "equal")
 SHAPES = ("nonzero", "masked_select", "unique", "index", "repeat_interleave", "where")
 COPIES = ("memcpy", "copy", "aten::to")
+ALLOCATOR = ("aten::empty", "aten::resize", "malloc", "cudafree", "hipfree")
 DEVICE_WIDE = ("devicesynchronize", "streamsynchronize", "eventsynchronize")
 
 
@@ -92,7 +93,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify='torch.cuda.set_sync_debug_mode("warn") for one step lists every such call with its line; after the fix '
         f"`ddiag analyze NEW_TRACES` must show idle after blocking calls below {limits.stall_share:.0%} of the step",
         cost=step_cost(stall_ms, budget, facts),
-        why="the device was idle from the end of the blocking call until the next kernel reached it",
+        why="while the call blocked, the host issued nothing and lost its lead; the device then ran dry",
         doubt=doubts(
             facts, "the call may be needed (dynamic shapes, loss scaling); then move it to where the queue is long"
         ),
@@ -138,5 +139,10 @@ def _fixes(op: str) -> tuple[str, ...]:
             "remove torch.cuda.synchronize() and timers from the loop (DeepSpeed wall_clock_breakdown: false, Megatron "
             "--timing-log-level 0); order streams with events (stream.wait_event) instead of the host"
         )
+    if any(part in name for part in ALLOCATOR):
+        steps.append(
+            "the allocator blocks here: expandable_segments:True, no torch.cuda.empty_cache() in the loop (DD602)"
+        )
+        return tuple(steps)
     steps.append("what must be read: copy it to a pinned buffer with non_blocking=True and read it one step later")
     return tuple(steps)

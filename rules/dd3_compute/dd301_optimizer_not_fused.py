@@ -20,9 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import JobFacts, OptimizerStep, StepBudget
+from ddiag.model.signals import JobFacts, KernelMix, OptimizerStep, Signals, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
+
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and an update to see: inference has none, which leaves nothing to record."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(OptimizerStep) or not signals.has(KernelMix)
+
 
 RULE = Rule(
     id="DD301",
@@ -31,7 +40,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA, optimizer.step() included",
     symptom="optimizer.step() takes a noticeable part of the step; thousands of tiny kernels after backward",
     evidence="for-loop or foreach kernels in the optimizer's span",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     references=("https://docs.pytorch.org/docs/stable/optim.html#algorithms",),
 )
 FUSED = ("adam", "adamw", "sgd", "adagrad")

@@ -21,9 +21,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import Attention, JobFacts, Precision, StepBudget
+from ddiag.model.signals import Attention, JobFacts, KernelMix, Precision, Signals, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
 from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
+
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and attention to see: kernels without any are a model without it."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(Attention) or not signals.has(KernelMix)
+
 
 RULE = Rule(
     id="DD302",
@@ -33,7 +42,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA (record_shapes=True adds sequence lengths)",
     symptom="long sequences are slow and run out of memory; softmax and bmm kernels are near the top of the profile",
     evidence="attention as bmm, softmax, bmm, or _scaled_dot_product_attention_math",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     references=(
         "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     ),

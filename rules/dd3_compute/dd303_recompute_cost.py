@@ -20,9 +20,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import JobFacts, Memory, Recompute, StepBudget
+from ddiag.model.signals import JobFacts, KernelMix, Memory, Recompute, Signals, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View, step_cost
 from ddiag.rulekit.quality import confidence_for, over_steps
+
+
+def has_subject(signals: Signals) -> bool:
+    """Checkpointing to see: kernels without a repeated forward leave nothing to record."""
+    return signals.has(Recompute) or not signals.has(KernelMix)
+
 
 RULE = Rule(
     id="DD303",
@@ -32,6 +38,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler and profile_memory=True",
     symptom="25–33 % slower since activation checkpointing was switched on, and memory is half empty",
     evidence="forward operators repeated in backward, against peak memory / capacity",
+    applies=has_subject,
     references=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
 )
 

@@ -86,7 +86,11 @@ def _churn(
 ) -> Finding:
     uncached = calls.mallocs_per_step >= limits.uncached_per_step
     api = "hip" if facts.device_kind == "rocm" else "cuda"
-    what = "the caching allocator is off" if uncached else "memory is freed and requested again inside steps"
+    what = "memory is freed and requested again inside steps"
+    if uncached:
+        what = "device memory is not cached"
+    elif calls.frees_per_step < limits.frees_per_step:
+        what = "the allocator's cache still grows inside steps"
     return Finding(
         title=f"{what}: {calls.frees_per_step:.3g} {api}Free and {calls.mallocs_per_step:.3g} {api}Malloc calls take "
         f"{calls.ms_per_step:.1f} ms per step on rank {calls.worst_rank}",
@@ -100,7 +104,7 @@ def _churn(
                 f"{api}Free", round(calls.frees_per_step, 2), "per step", limits.frees_per_step, over_steps(budget)
             ),
             Evidence(
-                "cudaMalloc", round(calls.mallocs_per_step, 2), "per step", limits.uncached_per_step, "worst rank"
+                f"{api}Malloc", round(calls.mallocs_per_step, 2), "per step", limits.uncached_per_step, "worst rank"
             ),
             *_unused(memory, limits),
         ),

@@ -64,6 +64,7 @@ def test_one_stalled_rank_is_named() -> None:
         ("cudaDeviceSynchronize", "torch.cuda.synchronize()"),
         ("hipStreamSynchronize", "torch.cuda.synchronize()"),
         ("cudaMemcpyAsync", "pin_memory=True"),
+        ("aten::empty", "expandable_segments"),
     ],
 )
 def test_the_fix_fits_the_call(op: str, advice: str) -> None:

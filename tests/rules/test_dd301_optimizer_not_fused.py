@@ -1,7 +1,7 @@
 import pytest
 
 from ddiag.rulekit import Severity
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 FOREACH = {"implementation": "foreach", "ms_per_step": 20.0, "kernels_per_step": 260.0}
 FOR_LOOP = {"implementation": "for_loop", "ms_per_step": 20.0, "kernels_per_step": 4000.0, "host_ms_per_step": 60.0}
@@ -59,3 +59,7 @@ def test_clearing_gradients_by_kernels_is_pointed_out() -> None:
 
 def test_a_host_only_job_is_not_judged() -> None:
     assert findings("DD301", job_facts={"device_kind": "cpu"}, optimizer_step=FOREACH) == []
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD301", optimizer_step=None) == []

@@ -1,7 +1,7 @@
 import pytest
 
 from ddiag.rulekit import Severity
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 UNFUSED = {"unfused_ms": 40.0, "fused_ms": 0.0, "evidence": "aten::softmax between aten::bmm"}
 
@@ -41,3 +41,7 @@ def test_fp32_inputs_are_named_as_the_obstacle() -> None:
 
 def test_a_host_only_job_is_not_judged() -> None:
     assert findings("DD302", job_facts={"device_kind": "cpu"}, attention=UNFUSED) == []
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD302", attention=None) == []

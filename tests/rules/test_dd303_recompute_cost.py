@@ -1,7 +1,7 @@
 import pytest
 
 from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 ROOM = {"ms_per_step": 50.0, "memory_share": 0.45}
 
@@ -35,3 +35,7 @@ def test_uses_the_memory_family_when_recompute_itself_does_not_know(reserved: fl
 
 def test_a_small_price_is_quiet() -> None:
     assert findings("DD303", recompute={**ROOM, "ms_per_step": 9.0}) == []
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD303", recompute=None) == []

@@ -23,7 +23,12 @@ def test_critical_when_a_quarter_of_the_step_goes_into_it() -> None:
 def test_a_cache_that_is_switched_off_is_named_first() -> None:
     found = the_finding("DD602", allocator_calls={**CHURN, "mallocs_per_step": 900.0, "frees_per_step": 900.0})
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in found.fix[0]
-    assert found.title.startswith("the caching allocator is off: 900 cudaFree and 900 cudaMalloc")
+    assert found.title.startswith("device memory is not cached: 900 cudaFree and 900 cudaMalloc")
+
+
+def test_requests_without_returns_are_a_cache_that_still_grows() -> None:
+    found = the_finding("DD602", allocator_calls={**CHURN, "frees_per_step": 0.0})
+    assert found.title.startswith("the allocator's cache still grows inside steps: 0 cudaFree and 3 cudaMalloc")
 
 
 def test_amd_devices_have_calls_of_their_own_name() -> None:
@@ -31,6 +36,7 @@ def test_amd_devices_have_calls_of_their_own_name() -> None:
     found = the_finding("DD602", allocator_calls=CHURN, job_facts=amd)
     assert "3 hipFree and 3 hipMalloc" in found.title
     assert evidence(found, "hipFree").value == 3.0
+    assert evidence(found, "hipMalloc").value == 3.0
 
 
 def test_cheap_calls_are_quiet() -> None:
@@ -67,7 +73,7 @@ def test_does_not_need_memory_events() -> None:
 @pytest.mark.parametrize(("calls", "off"), [(150.0, False), (250.0, True)])
 def test_only_hundreds_of_calls_mean_that_caching_is_off(calls: float, off: bool) -> None:
     found = the_finding("DD602", allocator_calls={**CHURN, "mallocs_per_step": calls, "frees_per_step": calls})
-    assert found.title.startswith("the caching allocator is off") is off
+    assert found.title.startswith("device memory is not cached") is off
 
 
 def test_a_fifth_of_the_reserve_unused_is_usual() -> None:
