@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
 from ddiag.analysis.host_names import is_loader
 from ddiag.analysis.host_spans import loader_spans
 from ddiag.analysis.idle_causes import IdleCauses, idle_causes
 from ddiag.analysis.intervals import Intervals, merge, subtract
 from ddiag.analysis.names import innermost, of_kind, spans_union, where_name
+from ddiag.analysis.rank_rows import DEVICE_WORK, rows_of
 from ddiag.model.run import Run
 
 _NOT_WORK = re.compile(

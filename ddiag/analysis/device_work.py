@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-
 import polars as pl
 
+from ddiag.analysis.memo import once_per_run
 from ddiag.model.run import Run
 
 _COLUMNS = ["rank", "device", "stream", "kind", "name", "start_ns", "end_ns", "correlation", "external_id"]
@@ -13,10 +12,7 @@ _SKEW_NS = 1_000_000
 """Device clocks are fitted to the host's: a kernel may seem to start this much before its launch."""
 
 
-_REMEMBERED: dict[int, pl.DataFrame] = {}
-"""By the id of a run, while that run lives: many analyses need the frame, and the join is their costliest part."""
-
-
+@once_per_run
 def device_work(run: Run) -> pl.DataFrame:
     """Kernels and copies in time order per rank, with the launch that caused each.
 
@@ -24,11 +20,7 @@ def device_work(run: Run) -> pl.DataFrame:
     end_ns, correlation, external_id, launch_start_ns, launch_end_ns, launch_tid, launch_kind (null where no launch was
     recorded). One graph launch may own many kernels.
     """
-    known = _REMEMBERED.get(id(run))
-    if known is None:
-        known = _REMEMBERED[id(run)] = _with_launches(_all_work(run), run.table("launches"))
-        weakref.finalize(run, _REMEMBERED.pop, id(run), None)
-    return known
+    return _with_launches(_all_work(run), run.table("launches"))
 
 
 def _all_work(run: Run) -> pl.DataFrame:

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import polars as pl
 
 from ddiag.analysis.activity import RankActivity
-from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
 from ddiag.analysis.host_spans import blocking_calls, issuing_threads, loader_spans
 from ddiag.analysis.idle_causes import IdleCauses
 from ddiag.analysis.intervals import Intervals, Times, covered, subtract
+from ddiag.analysis.memo import once_per_run
 from ddiag.analysis.names import of_kind, spans_union, times
 from ddiag.analysis.per_step import (
     NS_PER_MS,
@@ -23,6 +23,7 @@ from ddiag.analysis.per_step import (
     ranks_with_steps,
     step_of,
 )
+from ddiag.analysis.rank_rows import DEVICE_WORK, rows_of
 from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals import HostLaunch
@@ -99,6 +100,7 @@ def _busy_share(run: Run, rank: int, steps: tuple[Times, Times]) -> float:
     return float(covered(working, *steps).sum()) / length if length else 0.0
 
 
+@once_per_run
 def _in_calls(run: Run, rank: int) -> Intervals:
     """When a thread that issues work was inside an operator or a runtime call, outside the loader."""
     threads = issuing_threads(run, rank)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+_once_per_name = lru_cache(maxsize=1 << 16)
+"""The same few thousand names come back on every rank."""
 
 
 def _any_of(*patterns: str, flags: int = 0) -> re.Pattern[str]:
@@ -67,6 +71,7 @@ _SYNCHRONISING = re.compile(
 )
 
 
+@_once_per_name
 def is_loader(name: str) -> bool:
     """A wait for the next batch: torch, DALI, webdataset, Lightning, TensorFlow, common names."""
     return _LOADER.search(name) is not None
@@ -82,6 +87,7 @@ def is_optimizer(name: str) -> bool:
     return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
 
 
+@_once_per_name
 def loader_in_process(name: str) -> bool | None:
     """True when *name* shows batches made in the training process, False when worker processes make them."""
     if _SINGLE_PROCESS.search(name):
@@ -89,26 +95,31 @@ def loader_in_process(name: str) -> bool | None:
     return False if _WORKER_PROCESSES.search(name) else None
 
 
+@_once_per_name
 def is_compilation(name: str) -> bool:
     """A program or kernel is being compiled (TorchDynamo, Inductor, Triton, XLA)."""
     return _COMPILATION.search(name) is not None
 
 
+@_once_per_name
 def is_garbage_collection(name: str) -> bool:
     """Python collects garbage on this thread."""
     return _COLLECTION.search(name) is not None
 
 
+@_once_per_name
 def is_save(name: str) -> bool:
     """A checkpoint is being gathered or written."""
     return _SAVE.search(name) is not None
 
 
+@_once_per_name
 def is_logging(name: str) -> bool:
     """Metrics or messages are being written."""
     return _LOGGING.search(name) is not None
 
 
+@_once_per_name
 def is_synchronising(name: str) -> bool:
     """An operator that cannot return before the device has finished, because its result is or depends on a value."""
     return _SYNCHRONISING.match(name) is not None

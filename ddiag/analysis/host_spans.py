@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import polars as pl
 
-from ddiag.analysis.by_rank import rows_of
 from ddiag.analysis.host_names import is_loader, is_optimizer, is_pooled_loader, is_synchronising
 from ddiag.analysis.intervals import covered
+from ddiag.analysis.memo import once_per_run
 from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
+from ddiag.analysis.rank_rows import rows_of
 from ddiag.model.run import Run
 
 _ISSUING = ("launch", "graph", "copy", "memset")
 
 
+@once_per_run
 def training_thread(run: Run, rank: int) -> int | None:
     """Id of the thread that drives training, where ingest could tell."""
-    found = run.table("ranks").filter(pl.col("rank") == rank)["main_tid"].drop_nulls()
+    found = rows_of(run, "ranks", rank)["main_tid"].drop_nulls()
     return int(found[0]) if len(found) else None
 
 
+@once_per_run
 def issuing_threads(run: Run, rank: int) -> list[int]:
     """Threads that issue device work: the training thread and those of the autograd engine."""
     calls = of_kind(rows_of(run, "launches", rank), *_ISSUING)
@@ -26,6 +29,7 @@ def issuing_threads(run: Run, rank: int) -> list[int]:
     return sorted({*calls["tid"].drop_nulls().unique().to_list(), *([main] if main is not None else [])})
 
 
+@once_per_run
 def loader_spans(run: Run, rank: int) -> pl.DataFrame:
     """Outermost waits for input on a thread that drives training (on any thread when none is known).
 
@@ -45,6 +49,7 @@ def loader_spans(run: Run, rank: int) -> pl.DataFrame:
     return outermost(where_name(waits, is_pooled_loader))
 
 
+@once_per_run
 def blocking_calls(run: Run, rank: int) -> pl.DataFrame:
     """Calls in which a thread that issues work waits for the device, outside the loader: tid, name, start_ns, end_ns.
 

@@ -17,6 +17,7 @@ import polars as pl
 from ddiag.analysis.host_spans import blocking_calls, loader_spans
 from ddiag.analysis.intervals import EMPTY, Intervals, Times, covered, intersect, subtract, union
 from ddiag.analysis.names import spans_union, times
+from ddiag.analysis.rank_rows import rows_of
 from ddiag.model.run import Run
 
 _LEAD_NS = 100_000
@@ -42,7 +43,7 @@ class IdleCauses:
 
 def idle_causes(run: Run, rank: int, busy: Intervals, work: pl.DataFrame) -> IdleCauses:
     """Attribute the idle time of *rank*, whose device was *busy* with *work* (see :func:`device_work`)."""
-    idle = subtract(spans_union(run.table("captures").filter(pl.col("rank") == rank)), busy)
+    idle = subtract(spans_union(rows_of(run, "captures", rank)), busy)
     gaps = _gaps(idle, work)
     in_loader = intersect(idle, spans_union(loader_spans(run, rank)))
     rest = subtract(idle, in_loader)

@@ -14,18 +14,18 @@ NS_PER_MS = 1e6
 
 def ranks_with_steps(windows: StepWindows) -> list[int]:
     """Ranks that have at least one steady step."""
-    return sorted(windows.steady["rank"].unique().to_list())
+    return sorted(windows.steady_of)
 
 
 def device_windows(windows: StepWindows, rank: int) -> tuple[Times, Times]:
     """Starts and ends of the steady steps of *rank* as its device lived them."""
-    mine = windows.steady.filter(pl.col("rank") == rank)
+    mine = windows.steady_of[rank]
     return times(mine, "start_ns"), times(mine, "end_ns")
 
 
 def host_windows(windows: StepWindows, rank: int) -> tuple[Times, Times]:
     """Starts and ends of the steady steps of *rank* as its host lived them."""
-    mine = windows.steady.filter(pl.col("rank") == rank)
+    mine = windows.steady_of[rank]
     return times(mine, "host_start_ns"), times(mine, "host_end_ns")
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from ddiag.analysis.by_rank import rows_of
 from ddiag.analysis.host_names import is_compilation
 from ddiag.analysis.intervals import Intervals, Times, covered
 from ddiag.analysis.names import of_kind, spans_union, times, where_name
+from ddiag.analysis.rank_rows import rows_of
 from ddiag.model.run import Run
 
 _OUTLIER = 1.5

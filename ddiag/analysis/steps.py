@@ -9,13 +9,15 @@ of consecutive steps touch. The last step ends with the last work it launched. W
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
-from ddiag.analysis.by_rank import DEVICE_WORK, rows_of
 from ddiag.analysis.intervals import Times
 from ddiag.analysis.names import times
+from ddiag.analysis.rank_rows import DEVICE_WORK, rows_of
+from ddiag.analysis.rank_walk import by_rank
 from ddiag.analysis.steady import judge
 from ddiag.analysis.step_marks import find_marks
 from ddiag.model.run import Run
@@ -39,9 +41,15 @@ class StepWindows:
     warm_up: tuple[int, ...] = ()
     """Those of them that are warm-up."""
 
-    @property
+    @cached_property
     def steady(self) -> pl.DataFrame:
+        """The steps that stand for the run."""
         return self.table.filter("steady")
+
+    @cached_property
+    def steady_of(self) -> dict[int, pl.DataFrame]:
+        """The same by rank; a rank without any is not there."""
+        return dict(by_rank(self.steady))
 
 
 def find_steps(run: Run) -> StepWindows:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import polars as pl
 
 from ddiag.analysis.activity import RankActivity
-from ddiag.analysis.by_rank import rows_of
 from ddiag.analysis.names import outermost, times, where_name
 from ddiag.analysis.op_tree import call_tree
 from ddiag.analysis.per_step import NS_PER_MS, mean_step_ms, ranks_with_steps, step_of
+from ddiag.analysis.rank_rows import rows_of
 from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals import SyncPoints
@@ -49,7 +49,7 @@ def sync_points(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]
 
 def _of_rank(run: Run, windows: StepWindows, rank: int, act: RankActivity) -> pl.DataFrame:
     """One row per operator and line, most harmful first."""
-    steps = windows.steady.filter(pl.col("rank") == rank)
+    steps = windows.steady_of[rank]
     if act.idle is None:
         return pl.DataFrame(schema=_SCHEMA)
     calls = act.idle.syncs.filter(pl.col("stall_ns") >= _NOTICEABLE_NS)
