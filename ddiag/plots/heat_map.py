@@ -17,6 +17,7 @@ from ddiag.plots.step_time import rank_label, steady_rows
 from ddiag.plots.table import Column, DataTable, make_table
 
 MOST_STEPS = 200
+MOST_ROWS = 256
 MOST_LABELS = 32
 METRICS = (
     ("own_ms", "Own time"),
@@ -30,12 +31,19 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Grid:
-    ranks: list[int]
+    rows: list[tuple[int, int]]
+    """First and last rank of each row."""
     steps: list[int]
+    """First step of each column."""
     values: dict[str, npt.NDArray[np.float64]]
-    """Metric -> ranks × steps, NaN where there is no measurement."""
+    """Metric -> rows × columns, NaN where there is no measurement; the longest where a cell stands for several."""
+    ranks: int
     per_column: int
-    """Steps averaged into one column."""
+    """Steps in one column."""
+
+    def label(self, row: int, facts: JobFacts | None) -> str:
+        first, last = self.rows[row]
+        return rank_label(first, facts) if first == last else f"ranks {first}–{last}"
 
 
 def heat_map(signals: Signals) -> Chart | None:
@@ -48,23 +56,25 @@ def heat_map(signals: Signals) -> Chart | None:
         return None
     grid = _grid(rows)
     metrics = [(key, words) for key, words in METRICS if np.nanmax(grid.values[key]) > 0]
+    if not metrics:
+        return None
     first = metrics[0][0]
     figure = go.Figure(
         go.Heatmap(
             **_cells(grid, first),
             x=[str(step) for step in grid.steps],
-            y=[plain(rank_label(rank, facts)) for rank in grid.ranks],
+            y=[plain(grid.label(row, facts)) for row in range(len(grid.rows))],
             colorscale=[list(stop) for stop in HEAT],
             colorbar={"title": {"text": "ms", "side": "top"}, "thickness": 12, "outlinewidth": 0, "tickformat": ",~r"},
             xgap=1 if len(grid.steps) <= 60 else 0,
-            ygap=1 if len(grid.ranks) <= 64 else 0,
+            ygap=1 if len(grid.rows) <= 64 else 0,
             hovertemplate="%{y}, step %{x}: %{z:,.3~f} ms<extra></extra>",
         )
     )
-    few = len(grid.ranks) <= MOST_LABELS
+    few = len(grid.rows) <= MOST_LABELS
     style(
         figure,
-        height=int(96 + min(max(len(grid.ranks) * 22, 110), 520)),
+        height=int(96 + min(max(len(grid.rows) * 22, 110), 520)),
         xaxis=axis("step", type="category", showgrid=False, nticks=16),
         yaxis=axis(
             "" if few else "rank", type="category", autorange="reversed", showgrid=False, ticksuffix=" ",
@@ -78,7 +88,7 @@ def heat_map(signals: Signals) -> Chart | None:
         "The stronger the colour, the longer: a strong row is a slow rank, a column a slow step, a cell a pause.",
         figure,
         _table(rows),
-        note=_note(grid),
+        note=_note(grid, rows),
         switch=Switch("Show", tuple((words, _option(grid, key)) for key, words in metrics)),
     )
 
@@ -105,32 +115,35 @@ def _compact(values: npt.NDArray[np.float64]) -> list[list[float | None]]:
 
 
 def _grid(rows: pl.DataFrame) -> Grid:
-    steps = rows["step"].unique().sort()
-    per_column = -(-len(steps) // MOST_STEPS)
-    starts = steps.gather_every(per_column)
-    place = pl.DataFrame({"step": steps, "column": np.arange(len(steps)) // per_column})
-    ranks = rows["rank"].unique().sort()
+    """Bin ranks and steps to what a screen can show; a cell is the longest of its bin, so nothing is averaged away."""
+    steps, ranks = rows["step"].unique().sort(), rows["rank"].unique().sort()
+    per_column, per_row = -(-len(steps) // MOST_STEPS), -(-len(ranks) // MOST_ROWS)
     keys = [key for key, _ in METRICS]
-    means = rows.join(place, on="step").group_by("rank", "column").agg(pl.col(keys).mean())
-    i = np.searchsorted(ranks.to_numpy(), means["rank"].to_numpy())
-    j = means["column"].to_numpy()
+    binned = rows.with_columns(
+        pl.Series("i", np.searchsorted(ranks.to_numpy(), rows["rank"].to_numpy()) // per_row),
+        pl.Series("j", np.searchsorted(steps.to_numpy(), rows["step"].to_numpy()) // per_column),
+    )
+    cells = binned.group_by("i", "j").agg(pl.col(keys).max())
     values = {}
     for key in keys:
-        grid = np.full((len(ranks), len(starts)), np.nan)
-        grid[i, j] = means[key].to_numpy()
+        grid = np.full((-(-len(ranks) // per_row), -(-len(steps) // per_column)), np.nan)
+        grid[cells["i"].to_numpy(), cells["j"].to_numpy()] = cells[key].to_numpy()
         values[key] = grid
-    return Grid(ranks.to_list(), starts.to_list(), values, per_column)
+    firsts, every = ranks.gather_every(per_row).to_list(), ranks.to_list()
+    lasts = [every[min((k + 1) * per_row, len(every)) - 1] for k in range(len(firsts))]
+    spans = list(zip(firsts, lasts, strict=True))
+    return Grid(spans, steps.gather_every(per_column).to_list(), values, len(ranks), per_column)
 
 
-def _note(grid: Grid) -> str:
+def _note(grid: Grid, rows: pl.DataFrame) -> str:
     parts = []
     if grid.per_column > 1:
-        parts.append(f"Each column is the mean of {grid.per_column} steps, named after its first.")
-    if len(grid.ranks) > MOST_LABELS:
-        parts.append(f"All {len(grid.ranks):,} ranks are drawn; not every one is labelled.")
-    own = grid.values["own_ms"]
-    median, highest = np.nanmedian(own), np.nanmax(own)
-    parts.append(f"Own time: median {short(float(median))} ms, longest {short(float(highest))} ms.")
+        parts.append(f"Each column is the longest of {grid.per_column} steps, named after its first.")
+    if len(grid.rows) < grid.ranks:
+        parts.append(f"{grid.ranks:,} ranks in {len(grid.rows)} rows: each row is the longest of its ranks.")
+    own = rows["own_ms"]
+    median, highest = float(own.median() or 0.0), float(own.max() or 0.0)  # type: ignore[arg-type]
+    parts.append(f"Own time: median {short(median)} ms, longest {short(highest)} ms.")
     return " ".join(parts)
 
 

@@ -57,7 +57,8 @@
   function highlight(figure, chart) {
     const { ranks, groups } = ddiag.filter || {};
     if (ranks && figure.data[0].type === "heatmap") {
-      const rows = figure.data[0].y.map((words, i) => [i, Number((/^rank (\d+)/.exec(words) || [])[1])]).filter((pair) => ranks.has(pair[1]));
+      const rows = figure.data[0].y.map((words, i) => [i, /^ranks? (\d+)(?:–(\d+))?/.exec(words)])
+        .filter(([, found]) => found && [...ranks].some((rank) => rank >= Number(found[1]) && rank <= Number(found[2] || found[1])));
       figure.layout.shapes = rows.map(([i]) => ({ type: "rect", xref: "paper", x0: 0, x1: 1, yref: "y", y0: i - 0.5, y1: i + 0.5, line: { color: ddiag.colour("critical"), width: 2 } }));
       return;
     }

@@ -109,7 +109,16 @@ def test_many_steps_share_columns_of_the_heat_map() -> None:
     chart = heat_map.heat_map(make_signals(steps=450))
     grid = drawn(chart)["data"][0]["z"]
     assert len(grid[0]) == 150
-    assert "mean of 3 steps" in chart.note  # type: ignore[union-attr]
+    assert "longest of 3 steps" in chart.note  # type: ignore[union-attr]
+
+
+def test_a_slow_rank_among_a_thousand_is_not_averaged_away() -> None:
+    ranks = tuple(range(1000))
+    waits = {**dict.fromkeys(ranks, 50.0), 613: 0.0}
+    signals = make_signals(job_facts={"ranks": ranks, "hosts": ()}, steps=2, step_budget={"comm_wait_ms": waits})
+    trace = drawn(heat_map.heat_map(signals))["data"][0]
+    assert len(trace["z"]) == 250
+    assert [label for label, row in zip(trace["y"], trace["z"], strict=True) if row[0] == 200] == ["ranks 612–615"]
 
 
 def test_a_missing_rank_and_step_stays_empty_in_the_heat_map() -> None:
