@@ -3,7 +3,7 @@
 In one call the last member to arrive makes the others wait. With several groups that is not the end of it: a rank is
 late in its data-parallel group because it had waited in its tensor-parallel group. What the late rank had waited
 *elsewhere* since it last met these ranks, beyond what the victim itself had waited, is passed on to those it waited
-for, and so on back to the beginning of the step.
+for, and so on back in time.
 """
 
 from __future__ import annotations
@@ -51,16 +51,13 @@ class _Rows:
     step: Ints
     wait: Floats
     exposed: Floats
-    first_of_step: Ints
-    """Row at which the rank's step begins."""
-    previous: Ints
-    """The rank's last row before this one in which it met all ranks of this call; -1 if none."""
+    since: Ints
+    """Row after the one in which the rank last met all ranks of this call; the rank's first row if it had not."""
 
-    def waited_elsewhere(self) -> tuple[Floats, Ints]:
-        """Exposed waiting of the rank since it last met these ranks in this step, and the row after that meeting."""
+    def waited_elsewhere(self) -> Floats:
+        """Exposed waiting of the rank since it last met these ranks."""
         before = np.concatenate(([0.0], np.cumsum(self.exposed)))
-        begin = np.maximum(self.previous + 1, self.first_of_step)
-        return before[np.arange(len(self.rank))] - before[begin], begin
+        return before[np.arange(len(self.rank))] - before[self.since]
 
 
 def blame(waits: pl.DataFrame, *, tie_ms: float = MIN_TIE_MS) -> Blame:
@@ -89,21 +86,18 @@ def _rows(waits: pl.DataFrame, ranks: Ints, steps: Ints) -> _Rows:
     rank = np.searchsorted(ranks, ordered["rank"].to_numpy())
     step = np.searchsorted(steps, ordered["step"].to_numpy())
     call = np.unique(ordered["call"].to_numpy(), return_inverse=True)[1].astype(np.int64)
-    block = rank * steps.size + step
-    new = np.concatenate(([True], block[1:] != block[:-1]))
     return _Rows(
         rank=rank,
         call=call,
         step=step,
         wait=ordered["wait_ms"].to_numpy(),
         exposed=ordered["exposed_wait_ms"].fill_null(0.0).to_numpy(),
-        first_of_step=np.maximum.accumulate(np.where(new, np.arange(len(rank)), 0)),
-        previous=_previous_meetings(rank, ordered["comm"].to_numpy().astype(np.int64)),
+        since=_since_last_meeting(rank, ordered["comm"].to_numpy().astype(np.int64)),
     )
 
 
-def _previous_meetings(rank: Ints, comm: Ints) -> Ints:
-    """For each row the latest earlier row of the rank on a communicator that holds all members of this one."""
+def _since_last_meeting(rank: Ints, comm: Ints) -> Ints:
+    """For each row the one after the rank's latest earlier row on a communicator that holds all members of this one."""
     order = np.lexsort((comm, rank))
     edges = np.flatnonzero(np.diff(rank[order]) | np.diff(comm[order])) + 1
     rows_of: dict[int, dict[int, Ints]] = {}
@@ -113,13 +107,14 @@ def _previous_meetings(rank: Ints, comm: Ints) -> Ints:
     for who, mine in rows_of.items():
         for c in mine:
             members.setdefault(c, set()).add(who)
-    previous = np.full(len(rank), -1, dtype=np.int64)
+    since = np.zeros(len(rank), dtype=np.int64)
     for mine in rows_of.values():
+        first = min(int(rows[0]) for rows in mine.values())
         for c in mine:
             meetings = np.sort(np.concatenate([rows for other, rows in mine.items() if members[other] >= members[c]]))
-            before = np.concatenate(([-1], meetings[:-1]))
-            previous[mine[c]] = before[np.searchsorted(meetings, mine[c])]
-    return previous
+            after = np.concatenate(([first], meetings[:-1] + 1))
+            since[mine[c]] = after[np.searchsorted(meetings, mine[c])]
+    return since
 
 
 def _late_rows(rows: _Rows, calls: int, tie_ms: float) -> tuple[Ints, Floats, npt.NDArray[np.bool_]]:
@@ -145,14 +140,13 @@ class _Paths:
     shape: tuple[int, int]
     elsewhere: Floats
     """Per row: what its rank had waited elsewhere since it last met these ranks."""
-    begin: Ints
     inherited: Floats
     """Per call: share of its waiting that its late rank owes to that."""
 
     @classmethod
     def of(cls, rows: _Rows, late: Ints, shares: Floats, shape: tuple[int, int]) -> _Paths:
-        elsewhere, begin = rows.waited_elsewhere()
-        return cls(rows, late, shares, shape, elsewhere, begin, _inherited_share(rows, elsewhere, late))
+        elsewhere = rows.waited_elsewhere()
+        return cls(rows, late, shares, shape, elsewhere, _inherited_share(rows, elsewhere, late))
 
     def followed(self, mass: Floats) -> Floats:
         """(rank, step) sums of *mass* (per call) after each call has passed on what its late rank inherited."""
@@ -172,7 +166,7 @@ class _Paths:
         row = self.late[moving]
         density = passed_on[moving] / self.elsewhere[row]
         change = np.zeros(len(self.rows.rank) + 1)
-        np.add.at(change, self.begin[row], density)
+        np.add.at(change, self.rows.since[row], density)
         np.add.at(change, row, -density)
         return _sum_by(self.rows.call, np.cumsum(change)[:-1] * self.rows.exposed, len(passed_on))
 

@@ -69,10 +69,10 @@ def _without_first_calls(waits: pl.DataFrame, windows: StepWindows) -> tuple[pl.
         return waits, "one step only: lateness at its first call may stem from before the capture"
     if windows.excluded:
         return waits, ""
-    first = pl.col("call") == pl.col("call").min().over("comm")
-    later_ms = pl.col("wait_ms").filter(~first).max().over("comm")
-    odd = (first & (pl.col("wait_ms") > FIRST_CALL_RATIO * later_ms)).any().over("call")
-    kept = waits.filter(~odd)
+    marked = waits.with_columns(first=pl.col("call") == pl.col("call").min().over("comm"))
+    later_ms = pl.col("wait_ms").filter(~pl.col("first")).max().over("comm")
+    marked = marked.with_columns(odd=pl.col("first") & (pl.col("wait_ms") > FIRST_CALL_RATIO * later_ms))
+    kept = marked.filter(~pl.col("odd").any().over("call")).drop("first", "odd")
     if kept.height == waits.height:
         return waits, ""
     return (

@@ -29,8 +29,8 @@ _DECISIVE = 5.0
 """How much steadier the ends of the best shift must be than those of any other."""
 _ENOUGH = 8
 """Calls from which the steadiness of the ends means anything."""
-_STEADY_NS = 500_000.0
-"""Spread that a shift without rivals has to beat as clearly."""
+_STEADY_NS = 100_000.0
+"""Spread up to which a shift without rivals convinces."""
 _TICK_NS = 1_000.0
 """Resolution of older traces."""
 
@@ -126,20 +126,34 @@ def _lookups(codes: Int64s, start: Int64s) -> list[int]:
 
 def _choose_shift(reference: Sequence, other: Sequence) -> int | None:
     by_step = _shift_by_step(reference, other)
-    candidates = [c for c in (_judge(reference, other, s) for s in _shifts(reference, other, by_step)) if c is not None]
-    if not candidates:
-        return None
-    nearest = min(candidates, key=lambda c: abs(c.offset_ns))
-    steadiest = _steadiest(candidates)
+    judged = [_judge(reference, other, shift) for shift in _shifts(reference, other, by_step)]
+    candidates = [candidate for candidate in judged if candidate is not None]
+    steady = _steady(candidates)
     clock = _same_clock(reference, other)
-    if clock and _clock_decides(nearest, candidates, reference) and steadiest in (None, nearest):
+    if len(steady) == 1 and _convincing(steady[0], candidates) and _plausible(steady[0], known_clock=clock):
+        return steady[0].shift
+    nearest = min(steady, key=lambda c: abs(c.offset_ns), default=None)
+    if clock and nearest is not None and _clock_decides(nearest, steady, reference):
         return nearest.shift
-    if steadiest is not None and _plausible(steadiest, known_clock=clock):
-        return steadiest.shift
-    numbered = next((c for c in candidates if c.shift == by_step), None)
+    numbered = next((c for c in steady if c.shift == by_step), None)
     if numbered is not None and _plausible(numbered, known_clock=clock):
         return numbered.shift
     return None
+
+
+def _steady(candidates: list[_Candidate]) -> list[_Candidate]:
+    """The candidates whose ends differ about as constantly as those of the best; all where too few calls tell."""
+    best_ns = min((c.spread_ns for c in candidates if c.calls >= _ENOUGH), default=None)
+    if best_ns is None:
+        return candidates
+    return [c for c in candidates if c.spread_ns <= _DECISIVE * (best_ns + _TICK_NS)]
+
+
+def _convincing(candidate: _Candidate, candidates: list[_Candidate]) -> bool:
+    """Its ends differ far more constantly than those of any rival; without rivals, by less than a true pair could."""
+    if candidate.calls < _ENOUGH:
+        return False
+    return len(candidates) > 1 or candidate.spread_ns <= _STEADY_NS
 
 
 def _shifts(reference: Sequence, other: Sequence, by_step: int | None) -> list[int]:
@@ -175,19 +189,10 @@ def _spread_ns(apart: Int64s, offset_ns: float) -> float:
 
 
 def _clock_decides(nearest: _Candidate, candidates: list[_Candidate], reference: Sequence) -> bool:
-    """The clocks agree far better under this shift than the next possible one would shift them."""
+    """The clocks agree far better under this shift than under the next possible one."""
     others = [abs(c.offset_ns - nearest.offset_ns) for c in candidates if c is not nearest]
     span = max(float(reference.ends_ns[-1] - reference.ends_ns[0]), 1e8)
     return abs(nearest.offset_ns) <= min(others, default=span) / 4
-
-
-def _steadiest(candidates: list[_Candidate]) -> _Candidate | None:
-    """The candidate whose ends differ by a constant far better than any other's, if there is one."""
-    ranked = sorted((c for c in candidates if c.calls >= _ENOUGH), key=lambda c: c.spread_ns)
-    if not ranked:
-        return None
-    rival_ns = ranked[1].spread_ns if len(ranked) > 1 else _STEADY_NS
-    return ranked[0] if rival_ns >= _DECISIVE * (ranked[0].spread_ns + _TICK_NS) else None
 
 
 def _plausible(candidate: _Candidate, *, known_clock: bool) -> bool:

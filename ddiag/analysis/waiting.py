@@ -15,6 +15,8 @@ from ddiag.analysis.communicators import UNKNOWN
 
 _MIN_TOLERANCE_NS = 20_000.0
 """Ends of one collective differ by some microseconds even with perfect clocks."""
+_MAX_TOLERANCE_SHARE = 0.25
+"""Tolerance / longest duration: with clocks worse than that, calls cannot be seen to overlap."""
 _MIN_SHARE = 0.8
 """Share of a communicator's calls whose members must have been inside at once."""
 _MAX_SPREAD_SHARE = 0.25
@@ -84,8 +86,9 @@ def _verdicts(calls: pl.DataFrame, alignment: Alignment) -> pl.DataFrame:
             host=(pl.col("source") == "host").any(),
         )
     )
-    loose = max(_MIN_TOLERANCE_NS, min(alignment.tolerance_ns, 1e9))
-    tolerance = pl.when("host").then(max(_MIN_TOLERANCE_NS, loose / ERROR_BARS)).otherwise(loose)
+    error_ns = min(alignment.tolerance_ns, 1e12)
+    bars = pl.when("host").then(error_ns / ERROR_BARS).otherwise(error_ns)
+    tolerance = pl.max_horizontal(_MIN_TOLERANCE_NS, pl.min_horizontal(bars, _MAX_TOLERANCE_SHARE * pl.col("longest")))
     together = (pl.col("spread").sum() <= _MAX_SPREAD_SHARE * pl.col("longest").sum()) | (
         pl.col("spread").median() <= _ALWAYS_TOGETHER_NS
     )
