@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import Copies, JobFacts, Memory, StepBudget
+from ddiag.model.signals import Copies, JobFacts, KernelMix, Memory, Signals, StepBudget
 from ddiag.rulekit import (
     Abstain,
     Culprits,
@@ -34,6 +34,15 @@ from ddiag.rulekit import (
 )
 from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and copies to see: kernels without any leave nothing to record."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(Copies) or not signals.has(KernelMix)
+
+
 RULE = Rule(
     id="DD1001",
     root_cause="RC-47",
@@ -42,7 +51,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA, optimizer.step() included",
     symptom="the step is far longer than forward and backward since offloading was switched on",
     evidence="recurring host-device copies of model state with nothing else on the device",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     explained_by=("DD701", "DD1003", "DD1004"),
     references=("https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training",),
 )

@@ -18,9 +18,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import Copies, JobFacts, OptimizerStep, StepBudget
+from ddiag.model.signals import Copies, JobFacts, KernelMix, OptimizerStep, Signals, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
+
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and copies to see: kernels without any leave nothing to record."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(Copies) or not signals.has(KernelMix)
+
 
 RULE = Rule(
     id="DD1002",
@@ -30,7 +39,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA; DeepSpeed: wall_clock_breakdown: true",
     symptom="the device is idle after every backward pass while a few CPU cores are busy",
     evidence="CPU optimizer operators with an idle device",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     references=("https://www.deepspeed.ai/tutorials/zero-offload/",),
 )
 

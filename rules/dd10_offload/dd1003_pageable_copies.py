@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ddiag.model.signals import Copies, JobFacts, StepBudget
+from ddiag.model.signals import Copies, JobFacts, KernelMix, Signals, StepBudget
 from ddiag.rulekit import (
     Abstain,
     Culprits,
@@ -34,6 +34,15 @@ from ddiag.rulekit import (
 )
 from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and copies to see: kernels without any leave nothing to record."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(Copies) or not signals.has(KernelMix)
+
+
 RULE = Rule(
     id="DD1003",
     root_cause="RC-97",
@@ -42,7 +51,7 @@ RULE = Rule(
     "'Pageable' or 'Pinned')",
     symptom="host-to-device copies are slow and block the training thread although non_blocking=True is set",
     evidence="copies marked Pageable with nothing else on the device",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     references=("https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",),
 )
 

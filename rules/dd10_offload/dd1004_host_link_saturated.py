@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import Copies, JobFacts, StepBudget
+from ddiag.model.signals import Copies, JobFacts, KernelMix, Signals, StepBudget
 from ddiag.rulekit import (
     Abstain,
     Confidence,
@@ -35,6 +35,15 @@ from ddiag.rulekit import (
 )
 from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
 
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and copies to see: kernels without any leave nothing to record."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(Copies) or not signals.has(KernelMix)
+
+
 RULE = Rule(
     id="DD1004",
     root_cause="RC-98",
@@ -42,7 +51,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA",
     symptom="nvidia-smi dmon shows full PCIe traffic all the time; the step grows with the bytes offloaded",
     evidence="the host link busy most of the step, with copies exposed",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     explained_by=("DD701", "DD1003"),
 )
 

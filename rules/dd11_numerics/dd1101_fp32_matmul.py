@@ -23,9 +23,18 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ddiag.model.signals import JobFacts, Precision, StepBudget
+from ddiag.model.signals import JobFacts, KernelMix, Precision, Signals, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, Severity, View, step_cost
 from ddiag.rulekit.quality import confidence_for, over_steps
+
+
+def has_subject(signals: Signals) -> bool:
+    """A device, and matrix products to see: kernels without any leave nothing to record."""
+    facts = signals.get(JobFacts)
+    if facts is not None and facts.device_kind == "cpu":
+        return False
+    return signals.has(Precision) or not signals.has(KernelMix)
+
 
 RULE = Rule(
     id="DD1101",
@@ -34,7 +43,7 @@ RULE = Rule(
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA",
     symptom="far below the device's peak FLOPS although it is always busy; sgemm kernels lead the profile",
     evidence="fp32 kernels in most of the matmul time, on a device with tensor cores",
-    applies=lambda signals: (facts := signals.get(JobFacts)) is None or facts.device_kind != "cpu",
+    applies=has_subject,
     references=(
         "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     ),

@@ -21,9 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import JobFacts, OptimizerStep, StepBudget
+from ddiag.model.signals import JobFacts, KernelMix, OptimizerStep, Signals, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View, severity_for, step_cost
 from ddiag.rulekit.quality import over_steps
+
+
+def has_subject(signals: Signals) -> bool:
+    """An update to see: kernels without any are inference."""
+    return signals.has(OptimizerStep) or not signals.has(KernelMix)
+
 
 RULE = Rule(
     id="DD1102",
@@ -32,6 +38,7 @@ RULE = Rule(
     capture="profile 20+ steps after the start with torch.profiler, optimizer.step() included",
     symptom="the loss stays flat or jumps; the log says OVERFLOW, or the loss scale keeps falling",
     evidence="steps with a scaler check but without an optimizer update",
+    applies=has_subject,
     references=("https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",),
 )
 

@@ -82,7 +82,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if update.name and not update.name.lower().endswith(ELEMENTWISE):
         return
-    gain_ms = update.ms_per_step * (1 - WORDS_FUSED / WORDS_SEPARATE) + (update.starved_ms or 0.0)
+    launching_ms = update.starved_ms or 0.0 if update.implementation == "for_loop" else 0.0
+    gain_ms = update.ms_per_step * (1 - WORDS_FUSED / WORDS_SEPARATE) + launching_ms
     share = gain_ms / budget.step_ms
     if gain_ms < limits.gain_ms or share < limits.gain_share:
         return

@@ -2,7 +2,7 @@ import pytest
 
 from ddiag.rulekit import Severity
 from tests.factories import GIB
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 OFFLOAD = {"offload": "optimizer", "offload_exposed_ms": 60.0, "exposed_ms": 60.0, "bytes_per_step": 4 * GIB}
 
@@ -43,3 +43,7 @@ def test_offload_hidden_behind_compute_is_quiet() -> None:
 def test_unknown_rates_are_left_out() -> None:
     found = the_finding("DD1001", copies={**OFFLOAD, "h2d_gbps": None, "d2h_gbps": None, "link_busy_share": 0.4})
     assert not any(row.unit == "GB/s" for row in found.evidence)
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD1001", copies=None) == []

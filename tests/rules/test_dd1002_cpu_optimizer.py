@@ -1,5 +1,5 @@
 from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 ON_CPU = {"offload": "optimizer", "cpu_optimizer_ms": 80.0}
 
@@ -27,3 +27,7 @@ def test_under_two_milliseconds_is_noise_however_short_the_step() -> None:
 def test_recorded_stacks_lower_confidence() -> None:
     found = the_finding("DD1002", copies=ON_CPU, job_facts={"with_stack": True})
     assert found.confidence is Confidence.MEDIUM
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD1002", copies=None) == []

@@ -42,3 +42,7 @@ def test_cheap_copies_of_unknown_kind_are_not_worth_an_abstention() -> None:
 @pytest.mark.parametrize(("steps", "severity"), [(5, Severity.CRITICAL), (1, Severity.WARNING)])
 def test_a_single_step_is_not_enough_for_the_worst_severity(steps: int, severity: Severity) -> None:
     assert the_finding("DD1003", steps=steps, copies={**PAGEABLE, "exposed_ms": 60.0}).severity is severity
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD1003", copies=None) == []

@@ -1,6 +1,6 @@
 from ddiag.rulekit import Confidence, Severity
 from tests.factories import GIB
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 FULL = {"link_busy_share": 0.9, "exposed_ms": 30.0, "bytes_per_step": 8 * GIB, "offload": "parameters"}
 
@@ -38,3 +38,7 @@ def test_a_gen_3_link_at_its_usual_rate_is_not_suspect() -> None:
     found = the_finding("DD1004", copies={**FULL, "h2d_gbps": 12.0, "d2h_gbps": 11.0})
     assert not any("pcie.link" in step for step in found.fix)
     assert found.confidence is Confidence.HIGH
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD1004", copies=None) == []

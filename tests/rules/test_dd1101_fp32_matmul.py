@@ -71,3 +71,7 @@ def test_unknown_formats_of_little_time_are_not_worth_an_abstention() -> None:
 
 def test_a_host_only_job_is_not_judged() -> None:
     assert check("DD1101", job_facts={"device_kind": "cpu"}, precision=FP32) == []
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD1101", precision=None) == []

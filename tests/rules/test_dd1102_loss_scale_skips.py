@@ -1,7 +1,7 @@
 import pytest
 
 from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from tests.rules.checking import check, evidence, findings, the_finding
 
 
 def test_fires_with_the_share_of_wasted_updates() -> None:
@@ -40,3 +40,7 @@ def test_few_steps_lower_confidence() -> None:
 
 def test_a_tenth_of_all_updates_is_too_many() -> None:
     assert the_finding("DD1102", steps=40, optimizer_step={"skipped_steps": 4}).severity is Severity.WARNING
+
+
+def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
+    assert check("DD1102", optimizer_step=None) == []

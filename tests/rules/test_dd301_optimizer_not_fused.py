@@ -23,6 +23,11 @@ def test_a_for_loop_that_starves_the_device_costs_that_time_too() -> None:
     assert evidence(found, "device idle meanwhile").value == 30.0
 
 
+def test_few_launches_are_not_blamed_for_a_device_that_runs_dry() -> None:
+    found = the_finding("DD301", optimizer_step={**FOREACH, "starved_ms": 30.0})
+    assert found.cost.ms_per_step == pytest.approx(13.0)
+
+
 def test_host_time_while_the_device_has_work_costs_nothing() -> None:
     found = the_finding("DD301", optimizer_step={**FOR_LOOP, "starved_ms": 0.0}, step_budget={"host_ms": 50.0})
     assert found.cost.ms_per_step == pytest.approx(13.0)
