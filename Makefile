@@ -50,11 +50,11 @@ lint: .venv/stamp
 
 test: .venv/stamp .venv-hta/stamp lint
 	@tools/get_chromium
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup
 
 test-long: .venv/stamp .venv-hta/stamp
 	@tools/get_chromium
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile -m long --timeout 1800
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup -m long --timeout 1800
 
 bench: .venv/stamp .venv-hta/stamp
 	$(BIN)/python -m tools.bench_ingest

@@ -14,7 +14,7 @@ import pytest
 from tools.synth import SCENARIOS, generate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("wheel")]
 
 
 @pytest.fixture(scope="module")

@@ -29,36 +29,50 @@ def _line(finding: Finding) -> str:
     return f"{finding.rule} {finding.severity.value} {finding.title} {finding.culprits.ranks}"
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_the_planted_fault_comes_first_with_its_culprit(name: str, tmp_path: Path) -> None:
+def _check(name: str, seed: int, folder: Path) -> None:
+    """The planted fault comes first, and no innocent rank is named as the culprit of any cause."""
     scenario = SCENARIOS[name]
-    diagnosis = _diagnose(scenario.job, tmp_path)
-    assert diagnosis.findings, "nothing was found"
-    first = diagnosis.findings[0]
-    assert first.rule in scenario.rules, "\n".join(_line(finding) for finding in diagnosis.findings)
-    assert first.culprits.ranks == scenario.ranks
-    assert first.severity is not Severity.INFO
+    findings = _diagnose(replace(scenario.job, seed=seed), folder).findings
+    told = "\n".join(map(_line, findings)) or "nothing was found"
+    assert findings, told
+    assert findings[0].rule in scenario.rules, told
+    assert findings[0].culprits.ranks == scenario.ranks, told
+    assert findings[0].severity is not Severity.INFO, told
+    accused = {rank for finding in findings if finding.explained_by is None for rank in finding.culprits.ranks}
+    assert accused <= set(scenario.ranks), told
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_nobody_else_is_accused(name: str, tmp_path: Path) -> None:
-    """Whatever else is found, no innocent rank is named as a culprit of a cause."""
-    scenario = SCENARIOS[name]
-    diagnosis = _diagnose(replace(scenario.job, seed=1), tmp_path)
-    accused = {
-        rank for finding in diagnosis.findings if finding.explained_by is None for rank in finding.culprits.ranks
-    }
-    assert accused <= set(scenario.ranks), "\n".join(_line(finding) for finding in diagnosis.findings)
+def test_the_planted_fault_comes_first_and_nobody_else_is_accused(name: str, tmp_path: Path) -> None:
+    _check(name, 0, tmp_path)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_healthy_job_is_left_in_peace(name: str, seed: int, tmp_path: Path) -> None:
-    assert not _alarms(_diagnose(replace(SCENARIOS[name].job, seed=seed), tmp_path))
+def test_a_healthy_job_is_left_in_peace(name: str, tmp_path: Path) -> None:
+    assert not _alarms(_diagnose(SCENARIOS[name].job, tmp_path))
 
 
-@pytest.mark.parametrize("flavour", ["cuda", "cuda_old", "rocm", "cpu"])
+@pytest.mark.parametrize("flavour", ["cuda_old", "rocm", "cpu"])
 def test_a_healthy_job_is_left_in_peace_whatever_wrote_its_traces(flavour: str, tmp_path: Path) -> None:
-    # CPU ranks talk over gloo at a few GB/s; a model trained there is small.
-    layer_bytes = Job().layer_bytes // (28 if flavour == "cpu" else 1)
-    assert not _alarms(_diagnose(replace(Job(), flavour=flavour, layer_bytes=layer_bytes), tmp_path))
+    assert not _alarms(_diagnose(_in_flavour(Job(), flavour), tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_verdict_does_not_hang_on_chance(name: str, seed: int, tmp_path: Path) -> None:
+    _check(name, seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("flavour", ["cuda", "cuda_old", "rocm", "cpu"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_peace_does_not_hang_on_chance(name: str, flavour: str, seed: int, tmp_path: Path) -> None:
+    job = _in_flavour(replace(SCENARIOS[name].job, seed=seed), flavour)
+    assert not _alarms(_diagnose(job, tmp_path))
+
+
+def _in_flavour(job: Job, flavour: str) -> Job:
+    """CPU ranks talk over gloo at a few GB/s, and what is trained there is small."""
+    return replace(job, flavour=flavour, layer_bytes=job.layer_bytes // (28 if flavour == "cpu" else 1))

@@ -48,7 +48,7 @@ _FAULTY = {
         "kernels are shorter than their launches", Job(compute_scale=0.02, layer_bytes=MIB // 2, batch_ms=8), ("DD201",)
     ),
     "sync_each_parameter": Scenario(
-        "the gradient norm is read back parameter by parameter", Job(items_per_step=600), ("DD202",)
+        "the gradient norm is read back parameter by parameter", Job(items_per_step=600, steps=4), ("DD202",)
     ),
     "late_compute": Scenario("rank 2 has more work", Job(late=Late("compute", 18)), ("DD501",), ranks=(2,)),
     "late_device": Scenario(
@@ -72,7 +72,7 @@ _FAULTY = {
     ),
     "small_buckets": Scenario(
         "gradients travel in hundreds of small buckets",
-        Job(bucket_bytes=MIB // 2, params_per_layer=80, latency_us=90, layer_bytes=40 * MIB),
+        Job(bucket_bytes=MIB // 2, params_per_layer=80, latency_us=90, layer_bytes=40 * MIB, steps=4),
         ("DD403",),
     ),
     "giant_bucket": Scenario(
@@ -86,7 +86,9 @@ _FAULTY = {
         ("DD402",),
     ),
     "slow_link": Scenario("the group runs at a fortieth of what its links can do", Job(busbw_gbps=8.0), ("DD406",)),
-    "tiny_messages": Scenario("hundreds of one-number reductions", Job(tiny_reductions=400, latency_us=30), ("DD405",)),
+    "tiny_messages": Scenario(
+        "hundreds of one-number reductions", Job(tiny_reductions=400, latency_us=30, steps=4), ("DD405",)
+    ),
     "pageable_copies": Scenario(
         "large batches are copied from pageable memory",
         Job(pinned=False, batch_bytes=96 * MIB, log_every=1),
@@ -94,7 +96,7 @@ _FAULTY = {
     ),
     "offloaded_optimizer": Scenario("the optimizer runs on the host", Job(optimizer="cpu"), ("DD1001", "DD1002")),
     "fsdp_small_units": Scenario(
-        "FSDP wraps single linear layers", Job(strategy="fsdp", units_per_layer=24, latency_us=130), ("DD407",)
+        "FSDP wraps single linear layers", Job(strategy="fsdp", units_per_layer=24, latency_us=130, steps=4), ("DD407",)
     ),
     "fsdp_one_unit": Scenario(
         "FSDP wraps the model as one unit",
@@ -107,7 +109,7 @@ _FAULTY = {
         ("DD409",),
     ),
     "unfused_optimizer": Scenario(
-        "the optimizer loops over parameters", Job(optimizer="loop", params_per_layer=40), ("DD301",)
+        "the optimizer loops over parameters", Job(optimizer="loop", params_per_layer=40, steps=4), ("DD301",)
     ),
     "fp32_matmul": Scenario("matrix products run in float32", Job(precision="fp32", steps=4), ("DD1101",)),
     "unfused_attention": Scenario("attention materialises its score matrix", Job(attention_fused=False), ("DD302",)),
