@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fsspec
 
-from ddiag.ingest.sources import STORAGE_ERRORS, ZIP, Source, is_remote, open_binary, zip_members
+from ddiag.ingest.sources import GZIP, STORAGE_ERRORS, ZIP, ZSTD, Source, is_remote, open_binary, zip_members
 
 _PATTERN = frozenset("*?[")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -92,9 +92,10 @@ def natural(text: str) -> list[tuple[int, int | str]]:
 
 def _add(found: Found, path: str, *, explicit: bool) -> None:
     try:
-        size, is_zip = _size_and_zip(path)
-        if not is_zip:
-            found.sources.append(Source(path, bytes=size, explicit=explicit))
+        size, magic = _size_and_magic(path)
+        if magic != ZIP:
+            packed = magic.startswith(GZIP) or magic == ZSTD
+            found.sources.append(Source(path, bytes=size, packed=packed, explicit=explicit))
             return
         members = zip_members(path)
     except STORAGE_ERRORS as error:
@@ -113,11 +114,13 @@ def _visible(members: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(kept, key=lambda entry: natural(entry[0]))
 
 
-def _size_and_zip(path: str) -> tuple[int, bool]:
+def _size_and_magic(path: str) -> tuple[int, bytes]:
+    if not is_remote(path) and not Path(path).is_file():
+        raise OSError("not a regular file")
     with open_binary(path) as raw:
-        is_zip = raw.read(4) == ZIP
+        magic = raw.read(4)
         size = raw.seek(0, os.SEEK_END) if raw.seekable() else 0
-    return size, is_zip
+    return size, magic
 
 
 def why_unreadable(error: Exception) -> str:

@@ -31,7 +31,7 @@ _ARRAY_END = re.compile(rb"[\[\}]\s*\](?=\s*[,\}]|\s*$)")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _MAX_TRIES = 3
 _MAX_ENDS = 200
-_MAX_UNCUT_BYTES = 16 << 20
+MAX_UNCUT_BYTES = 16 << 20
 """With boundaries in it, text this long that cannot be cut at any of them is damaged."""
 
 
@@ -110,7 +110,7 @@ class EventStream:
 
     def _give_up_when_too_long(self, buffer: bytearray) -> Iterator[list[Event]]:
         """No boundary can be cut at: wait for more text, but not for ever."""
-        if len(buffer) <= _MAX_UNCUT_BYTES:
+        if len(buffer) <= MAX_UNCUT_BYTES:
             return
         if cuts := _cuts(buffer):
             comma = buffer.index(b",", cuts[0])

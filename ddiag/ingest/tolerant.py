@@ -66,7 +66,9 @@ def _salvage(text: bytes) -> Event | None:
     if not isinstance(fields, dict):
         return None
     kept: dict[str, object] = {
-        key: value for key, value in fields.items() if isinstance(value, (str, int, float)) and value is not True
+        key: value
+        for key, value in fields.items()
+        if key != "args" and isinstance(value, (str, int, float)) and not isinstance(value, bool)
     }
     for key in ("name", "ph", "cat"):
         if key in kept:

@@ -19,8 +19,8 @@ Progress = Callable[[int, int, str], None]
 Outcome = Trace | Refused
 Read = Callable[[Source], Outcome]
 
-SMALL_BYTES = 20 << 20
-"""Unpacked or packed, less than this in all is read faster here than in new processes."""
+SMALL_BYTES = 80 << 20
+"""Less text than this in all is read faster here than in new processes, which take most of a second to start."""
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _DIED = "the process reading it died (out of memory?): give it alone or with --jobs 1 on a machine with more memory"
 
@@ -31,7 +31,7 @@ def read_all(
     """What came of each source, in order."""
     count = min(jobs or os.cpu_count() or 1, len(sources))
     report = _Report(len(sources), progress)
-    if count > 1 and (jobs or sum(source.bytes for source in sources) >= SMALL_BYTES):
+    if count > 1 and (jobs or sum(source.text_bytes for source in sources) >= SMALL_BYTES):
         outcomes = _in_processes(sources, count, report, read)
         return [outcomes[place] for place in range(len(sources))]
     return [_read_here(source, report, read) for source in sources]
@@ -98,10 +98,14 @@ def _collect(
             pool.submit(read, sources[place]): place
             for place in sorted(range(len(sources)), key=lambda place: -sources[place].bytes)
         }
-    for future in as_completed(list(running)):
-        place = running.pop(future)
-        outcomes[place] = future.result()
-        report(sources[place])
+    try:
+        for future in as_completed(list(running)):
+            place = running.pop(future)
+            outcomes[place] = future.result()
+            report(sources[place])
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def _alone(source: Source, read: Read) -> Outcome:
