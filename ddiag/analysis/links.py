@@ -1,6 +1,7 @@
 """Achieved against expected bandwidth of each group; abstains rather than accuses.
 
-Only pure transfers count (all members seen, waiting subtracted) and only messages large enough for bandwidth to rule.
+Only pure transfers count (all members seen, waiting subtracted, nothing else on the links) and only messages large
+enough for bandwidth to rule.
 Expected is the fabric of the node where the group is known to lie in one, else the best group of the same size of this
 job; a group without either has no expectation.
 """
@@ -50,14 +51,18 @@ _SCHEMA = {
 
 def _measured(table: pl.DataFrame) -> pl.DataFrame:
     """comm, group, op, group_size, bytes (median), busbw_gbps of the large, completely matched calls."""
-    whole = table.filter(
-        (pl.col("ranks_matched") == pl.col("group_size"))
-        & (pl.col("group_size") > 1)
-        & (pl.col("bytes") >= SMALL_BYTES)
-        & pl.col("op").is_in(_BUS_OPS)
-        & (pl.col("source") == "kernel")
-        & pl.col("transfer_ms").is_not_null()
-    ).unique("call")
+    whole = (
+        _alone(table)
+        .filter(
+            (pl.col("ranks_matched") == pl.col("group_size"))
+            & (pl.col("group_size") > 1)
+            & (pl.col("bytes") >= SMALL_BYTES)
+            & pl.col("op").is_in(_BUS_OPS)
+            & (pl.col("source") == "kernel")
+            & pl.col("transfer_ms").is_not_null()
+        )
+        .unique("call")
+    )
     speed = algorithm_gbps("bytes", "transfer_ms") * bus_factor()
     return (
         whole.with_columns(busbw_gbps=speed)
@@ -72,6 +77,16 @@ def _measured(table: pl.DataFrame) -> pl.DataFrame:
         .filter((pl.col("calls") >= MIN_CALLS) & (pl.col("busbw_gbps") > 0))
         .sort("group", "op", "comm")
     )
+
+
+def _alone(table: pl.DataFrame) -> pl.DataFrame:
+    """Calls during whose transfer no member moved other data: two at once share the links."""
+    began = pl.col("end_ns") - (pl.coalesce("transfer_ms", "dur_ms") * 1e6).cast(pl.Int64)
+    ordered = table.with_columns(began=began).sort("rank", "began")
+    before = pl.col("end_ns").cum_max().shift(1).over("rank") > pl.col("began")
+    after = pl.col("began").shift(-1).over("rank") < pl.col("end_ns")
+    shared = before.fill_null(value=False) | after.fill_null(value=False)
+    return ordered.with_columns(shared=shared).filter(~pl.col("shared").any().over("call"))
 
 
 def _places(run: Run, facts: JobFacts, table: pl.DataFrame) -> pl.DataFrame:
