@@ -50,6 +50,7 @@ _FAMILIES = {
     "cpu_instant_event": Family.IGNORED,
     "gpu_pm_counter": Family.IGNORED,
 }
+_KINDS = (("mtia", "mtia"), ("xpu", "xpu"), ("hpu", "other"), ("privateuse1", "other"), ("glow", "other"))
 _RUNTIME = re.compile(r"_(?:runtime|driver)$")
 _OLD_ANNOTATION = re.compile(
     r"^(?:ProfilerStep|Optimizer\.(?:step|zero_grad)|enumerate\(DataLoader\)|DistributedDataParallel\.forward"
@@ -83,6 +84,6 @@ def is_device_wait(name: str) -> bool:
 
 
 def device_kind(category: str) -> str:
-    """What kind of device events of this category ran on."""
+    """The kind of device that a runtime or device category belongs to; "cuda" for the names all kinds share."""
     lower = category.lower()
-    return next((kind for kind in ("mtia", "xpu", "hpu") if lower.startswith(kind)), "cuda")
+    return next((kind for prefix, kind in _KINDS if lower.startswith(prefix)), "cuda")

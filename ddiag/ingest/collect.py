@@ -45,8 +45,8 @@ class Collector:
         self.events = 0
         self.dropped = 0
         self.unknown: Counter[str] = Counter()
-        self.device_categories: Counter[str] = Counter()
-        """Spans by kind of device."""
+        self.device_kinds: Counter[str] = Counter()
+        """Runtime calls and device work by kind of device."""
         self.old_layout = False
         """Categories of torch < 1.11: annotations are filed under operators."""
         self._odd_tids: dict[str, int] = {}
@@ -100,8 +100,9 @@ class Collector:
         elif kind is Family.LAUNCH:
             table = self._launches(group)
         else:
-            self.device_categories[device_kind(category or "")] += len(group)
             table = self._device_work(kind, group)
+        if table != "ops":
+            self.device_kinds[device_kind(category or "")] += len(group)
         self._put(table, start_ns=starts, end_ns=ends, name=self._name_codes(group))
 
     def _put(self, table: str, **columns: IntColumn) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import polars as pl
 
@@ -131,10 +129,8 @@ def _device_kind(facts: Facts, collector: Collector, tables: Tables) -> str:
     names = tables["launches"]["name"].unique().cast(pl.String).to_list() if "launches" in tables else []
     if facts.amd or any(name.startswith("hip") for name in names):
         return "rocm"
-    kinds = Counter(collector.device_categories).most_common(1)
-    if not kinds and not any(name.startswith("cu") for name in names):
-        return "cpu"
-    return kinds[0][0] if kinds else "cuda"
+    kinds = collector.device_kinds
+    return next((kind for kind, _ in kinds.most_common() if kind != "cuda"), "cuda" if kinds else "cpu")
 
 
 def _shift(tables: Tables, base_ns: int | None) -> Tables:
