@@ -1,0 +1,128 @@
+"""From "torch is imported" to "this process trains": when recording begins, and how it ends.
+
+A process records once it has called ``init_process_group``, or at its first optimizer step; so launchers, data-loader
+workers and helpers never do. A forked child falls asleep (it would write into its parent's ring) and wakes up only if it
+joins a job itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddiag.capture import door, recorder
+from ddiag.capture.clock import now_ns
+from ddiag.capture.door import DOOR, quietly
+from ddiag.capture.hooks import ALWAYS, WATCHED, hook_module
+from ddiag.capture.identity import Identity, identity
+from ddiag.capture.imports import Imports
+from ddiag.capture.overhead import mark_ns
+from ddiag.capture.patches import Patches
+from ddiag.capture.recorder import Recorder
+from ddiag.schema.folder import DISABLE_VARIABLE, ERRORS, process_files
+
+MAX_TURNS = 20
+"""Jobs one process may join after another."""
+
+
+class Activation:
+    """Where this process stands."""
+
+    def __init__(self) -> None:
+        self.run: Path | None = None
+        self.patches = Patches()
+        self.imports = Imports()
+        self.identity: Identity | None = None
+        self._turns = 0
+        self._at_fork = False
+
+    def start(self, run: Path) -> None:
+        """Watch torch for signs of training; record into *run* when they come."""
+        if self.run is not None or os.environ.get(DISABLE_VARIABLE) == "1":
+            return
+        self.run = run
+        self.imports.when_imported("torch.compiler", _know_compiling)
+        for module, hook in WATCHED:
+            self.imports.when_imported(module, lambda found, hook=hook: hook_module(hook).install(found, self.patches))
+        if not self._at_fork:
+            self._at_fork = True
+            os.register_at_fork(after_in_child=self.sleep)
+        atexit.register(self.finish)
+
+    def joined(self) -> None:
+        """``init_process_group`` has returned, or an optimizer steps: begin, or begin anew as another rank."""
+        if self.run is None:
+            return
+        with quietly("activate"):
+            who = identity()
+            if recorder.current is not None and who == self.identity:
+                return
+            if self._turns < MAX_TURNS:
+                self._begin(self.run, who)
+
+    def _begin(self, run: Path, who: Identity) -> None:
+        if recorder.current is not None:
+            recorder.current.close()
+        files = process_files(run, attempt=who.attempt, rank=who.rank, pid=os.getpid(), turn=self._turns)
+        self._turns += 1
+        began = now_ns()
+        DOOR.report_to(run / ERRORS, rank=who.rank)
+        active = Recorder(files, who)
+        active.mark_ns = mark_ns()
+        self.identity = who
+        recorder.current = active
+        for hook in [*dict(WATCHED).values(), *ALWAYS]:
+            with quietly(f"{hook}.activated"):
+                activated = getattr(hook_module(hook), "activated", None) if _loaded(hook) else None
+                if activated is not None:
+                    activated(active)
+        active.facts.write("process", argv=sys.argv, executable=sys.executable, **_versions(), attempt=who.attempt)
+        active.facts.write("activated", took_ns=now_ns() - began, mark_ns=active.mark_ns)
+
+    def sleep(self) -> None:
+        """In a forked child: not a rank, until it says so."""
+        recorder.current = None
+        self.identity = None
+        self._turns = 0
+        DOOR.forget()
+
+    def finish(self) -> None:
+        """The process ends in good order."""
+        active, recorder.current = recorder.current, None
+        if active is not None:
+            with quietly("finish"):
+                active.close()
+
+    def stop(self) -> list[str]:
+        """Everything back as it was; what could not be put back (somebody wrapped it since)."""
+        self.finish()
+        atexit.unregister(self.finish)
+        self.imports.remove()
+        left = self.patches.restore()
+        self.run, self.identity = None, None
+        return left
+
+
+def _loaded(hook: str) -> bool:
+    return hook in ALWAYS or f"ddiag.capture.hooks.{hook}" in sys.modules
+
+
+def _know_compiling(module: Any) -> None:
+    door.compiling = module.is_compiling
+
+
+def _versions() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(getattr(torch, "__version__", "")),
+        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
+        "ppid": os.getppid(),
+    }
+
+
+ACTIVATION = Activation()
+"""The process's own."""

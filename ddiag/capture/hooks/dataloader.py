@@ -1,0 +1,44 @@
+"""The wait for the next batch: ``_BaseDataLoaderIter.__next__``, and how full the loader's queue was when it was asked."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ddiag.capture import recorder
+from ddiag.capture.door import around
+from ddiag.capture.patches import Patches
+from ddiag.schema.phases import Phase
+from ddiag.schema.steps import UNKNOWN
+
+
+def install(module: ModuleType, patches: Patches) -> None:
+    iterator = module._BaseDataLoaderIter
+    patches.replace(iterator, "__next__", lambda original: around(original, "dataloader", _before, _after))
+
+
+def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[recorder.Recorder, int] | None:
+    active = recorder.current
+    if active is None:
+        return None
+    if active.on_training_thread():
+        active.forget_optimizers()
+        totals = active.totals
+        totals.loader_queue, totals.loader_workers = ready(args[0])
+    return active, active.enter(Phase.INPUT)
+
+
+def _after(token: tuple[recorder.Recorder, int], _result: Any, failed: bool) -> None:  # noqa: FBT001
+    token[0].leave(token[1], failed)
+
+
+def ready(iterator: Any) -> tuple[int, int]:
+    """(batches ready to be handed out, worker processes)."""
+    workers = getattr(iterator, "_num_workers", UNKNOWN)
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return UNKNOWN, workers
+    try:
+        return queue.qsize(), workers
+    except NotImplementedError:  # macOS has no sem_getvalue
+        return UNKNOWN, workers

@@ -1,0 +1,26 @@
+"""``init_process_group``: the surest sign that a process trains."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ddiag.capture.door import around
+from ddiag.capture.patches import Patches
+
+
+def install(module: ModuleType, patches: Patches) -> None:
+    patches.replace(
+        module, "init_process_group", lambda original: around(original, "init_process_group", _before, _after)
+    )
+
+
+def _before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+def _after(_token: Any, _result: Any, failed: bool) -> None:  # noqa: FBT001 - the door's signature
+    from ddiag.capture.activate import ACTIVATION
+
+    if not failed:
+        ACTIVATION.joined()

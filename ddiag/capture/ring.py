@@ -1,0 +1,143 @@
+"""Writes the ring of :mod:`ddiag.schema.ring`: integers into shared memory, no lock, no lasting object.
+
+Several threads may write: the slot number comes from ``itertools.count``, which the GIL makes atomic, and each thread
+fills only its own slot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from pathlib import Path
+
+from ddiag.schema import ring as layout
+from ddiag.schema.phases import State
+from ddiag.schema.ring import RingHeader
+
+CAPACITY = 32_768
+"""4 MiB: what a process's resident set grows by once the ring has gone round."""
+
+_RECORD_WORDS = layout.RECORD_BYTES // 8
+_HEADER_WORDS = layout.HEADER_BYTES // 8
+_END_WORD = layout.END_OFFSET // 8
+_START_WORD = layout.START_OFFSET // 8
+_STATE_HALF = layout.STATE_OFFSET // 4
+_FLAGS_HALF = layout.FLAGS_OFFSET // 4
+_HEAD = layout.HEAD_OFFSET // 8
+_CLOSED = layout.CLOSED_OFFSET // 8
+
+
+def reserve(file: int, size: int) -> None:
+    """Take the space now: on a full disk a later write into the mapping would kill the job with SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.write(file, bytes(size))
+
+
+class RingWriter:
+    """One process's ring. A *token* is the number of a record; -1 is the token of a record that was not taken."""
+
+    def __init__(self, memory: mmap.mmap, header: RingHeader) -> None:
+        self._map = memory
+        self.capacity = header.capacity
+        self.words = memoryview(memory).cast("q")
+        """The whole file as 64-bit words; live words by ``layout.LIVE_*``."""
+        self._halves = memoryview(memory).cast("I")
+        self._pack = layout.BODY.pack_into
+        self._next = itertools.count().__next__
+        packed = layout.pack_header(header)
+        memory[: len(packed)] = packed
+
+    @classmethod
+    def create(cls, path: Path, header: RingHeader) -> RingWriter:
+        """A new file; FileExistsError when there is one."""
+        size = layout.ring_bytes(header.capacity)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            reserve(file, size)
+            return cls(mmap.mmap(file, size), header)
+        finally:
+            os.close(file)
+
+    @classmethod
+    def scratch(cls, header: RingHeader) -> RingWriter:
+        """One that no file holds, to measure with."""
+        return cls(mmap.mmap(-1, layout.ring_bytes(header.capacity)), header)
+
+    def begin(  # noqa: PLR0913, PLR0917 - one argument per field of the record, positional for speed
+        self,
+        kind: int,
+        op: int,
+        flags: int,
+        group: int,
+        label: int,
+        step: int,
+        phase: int,
+        dtype: int,
+        peer: int,
+        seq: int,
+        enqueue_ns: int,
+        start_ns: int,
+        end_ns: int,
+        bytes_in: int,
+        bytes_out: int,
+        thread: int,
+        value: float,
+        state: int,
+        micro_step: int,
+        /,
+    ) -> int:
+        """Take a slot and fill it; its token."""
+        index = self._next()
+        slot = index % self.capacity
+        word = _HEADER_WORDS + slot * _RECORD_WORDS
+        words = self.words
+        words[word] = 0
+        # fmt: off
+        self._pack(
+            self._map, (word << 3) + 8, kind, op, flags, group, label, step, phase, dtype, peer, seq, enqueue_ns,
+            start_ns, end_ns, bytes_in, bytes_out, thread, value, state, micro_step,
+        )
+        # fmt: on
+        words[word] = words[_HEAD] = index + 1
+        return index
+
+    def complete(self, token: int, end_ns: int, state: int = State.DONE) -> bool:
+        """Close record *token*; False when the ring has gone round since and its slot is another's."""
+        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        words = self.words
+        if token < 0 or words[word] != token + 1:
+            return False
+        words[word + _END_WORD] = end_ns
+        self._halves[(word << 1) + _STATE_HALF] = state
+        return True
+
+    def set_state(self, token: int, state: int) -> bool:
+        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        if token < 0 or self.words[word] != token + 1:
+            return False
+        self._halves[(word << 1) + _STATE_HALF] = state
+        return True
+
+    def set_times(self, token: int, start_ns: int, end_ns: int, *, flags: int, state: int = State.DONE) -> bool:
+        """Close record *token* with times measured elsewhere (on a device); *flags* are added to its own."""
+        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        words, halves = self.words, self._halves
+        if token < 0 or words[word] != token + 1:
+            return False
+        words[word + _START_WORD] = start_ns
+        words[word + _END_WORD] = end_ns
+        halves[(word << 1) + _FLAGS_HALF] |= flags
+        halves[(word << 1) + _STATE_HALF] = state
+        return True
+
+    @property
+    def head(self) -> int:
+        """Records begun so far."""
+        return self.words[_HEAD]
+
+    def close(self, now_ns: int) -> None:
+        """Mark the ring as ended in good order. The mapping stays: late callbacks of other threads may still write."""
+        self.words[_CLOSED] = now_ns

@@ -1,0 +1,120 @@
+"""What one step adds up to, and the file its summary is appended to."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from ddiag.capture.clock import Anchor
+from ddiag.capture.names import append_only
+from ddiag.schema import steps as layout
+from ddiag.schema.phases import Phase
+from ddiag.schema.steps import PHASES, UNKNOWN, StepRecord
+
+
+class StepTotals:
+    """The step that is running; hooks add to it."""
+
+    __slots__ = (
+        "alloc_retries",
+        "clipped",
+        "comm_bytes",
+        "comm_count",
+        "comm_wait_ns",
+        "device_allocated_bytes",
+        "device_peak_allocated_bytes",
+        "device_peak_reserved_bytes",
+        "device_reserved_bytes",
+        "flags",
+        "gc_count",
+        "gc_ns",
+        "grad_norm",
+        "loader_queue",
+        "loader_workers",
+        "loss_scale",
+        "marks",
+        "micro_steps",
+        "own_ns",
+        "phase_ns",
+        "rss_bytes",
+        "rss_peak_bytes",
+        "start_ns",
+        "unscaled",
+    )
+
+    def __init__(self, start_ns: int) -> None:
+        self.start_ns = start_ns
+        self.phase_ns = [0] * PHASES
+        self.micro_steps = self.flags = self.comm_count = self.comm_bytes = self.comm_wait_ns = 0
+        self.gc_ns = self.gc_count = self.marks = self.own_ns = 0
+        self.rss_bytes = self.rss_peak_bytes = self.alloc_retries = UNKNOWN
+        self.device_allocated_bytes = self.device_reserved_bytes = UNKNOWN
+        self.device_peak_allocated_bytes = self.device_peak_reserved_bytes = UNKNOWN
+        self.loader_queue = self.loader_workers = UNKNOWN
+        self.loss_scale = self.grad_norm = math.nan
+        self.clipped = self.unscaled = False
+
+    def absorb(self, later: StepTotals) -> None:
+        """*later* turned out to be the rest of this step."""
+        self.phase_ns = [mine + its for mine, its in zip(self.phase_ns, later.phase_ns, strict=True)]
+        for name in ("micro_steps", "comm_count", "comm_bytes", "comm_wait_ns", "gc_ns", "gc_count", "marks", "own_ns"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.flags |= later.flags
+        for name in ("loss_scale", "grad_norm"):
+            if not math.isnan(getattr(later, name)):
+                setattr(self, name, getattr(later, name))
+        for name in ("rss_peak_bytes", "device_allocated_bytes", "device_reserved_bytes"):
+            setattr(self, name, max(getattr(self, name), getattr(later, name)))
+        for name in ("rss_bytes", "device_peak_allocated_bytes", "device_peak_reserved_bytes"):
+            setattr(self, name, getattr(later, name))
+        for name in ("loader_queue", "loader_workers"):
+            if getattr(later, name) != UNKNOWN:
+                setattr(self, name, getattr(later, name))
+
+    def record(self, step: int, end_ns: int, *, wall_end_ns: int, overhead_ns: int, ring_head: int) -> StepRecord:
+        phases = list(self.phase_ns)
+        phases[Phase.OTHER] += phases[Phase.NONE]
+        phases[Phase.NONE] = 0
+        return StepRecord(
+            step=step,
+            wall_end_ns=wall_end_ns,
+            start_ns=self.start_ns,
+            end_ns=end_ns,
+            micro_steps=self.micro_steps,
+            flags=self.flags,
+            phase_ns=tuple(phases),
+            comm_count=self.comm_count,
+            comm_bytes=self.comm_bytes,
+            comm_wait_ns=self.comm_wait_ns,
+            rss_bytes=self.rss_bytes,
+            rss_peak_bytes=self.rss_peak_bytes,
+            device_allocated_bytes=self.device_allocated_bytes,
+            device_reserved_bytes=self.device_reserved_bytes,
+            device_peak_allocated_bytes=self.device_peak_allocated_bytes,
+            device_peak_reserved_bytes=self.device_peak_reserved_bytes,
+            alloc_retries=self.alloc_retries,
+            gc_ns=self.gc_ns,
+            gc_count=self.gc_count,
+            loss_scale=self.loss_scale,
+            grad_norm=self.grad_norm,
+            loader_queue=self.loader_queue,
+            loader_workers=self.loader_workers,
+            overhead_ns=overhead_ns,
+            ring_head=ring_head,
+        )
+
+
+class StepWriter:
+    """Appends summaries, each with one system call."""
+
+    def __init__(self, path: Path, *, pid: int, rank: int, attempt: int, at: Anchor) -> None:
+        self._file = append_only(path)
+        header = layout.pack_header(pid=pid, rank=rank, attempt=attempt, wall_ns=at.wall_ns, mono_ns=at.mono_ns)
+        os.write(self._file, header)
+
+    def append(self, record: StepRecord) -> None:
+        os.write(self._file, layout.pack(record))
+
+    def close(self) -> None:
+        os.close(self._file)
