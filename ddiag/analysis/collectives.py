@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import polars as pl
@@ -37,7 +38,20 @@ def match(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]) -> C
     if calls.is_empty():
         return None
     table = with_exposure(calls, acts).select(_COLUMNS).sort("rank", "start_ns", "end_ns")
-    return _collectives(table, windows, acts, alignment, "; ".join(left_out + doubted))
+    world = run.table("ranks")["world_size"].max()
+    return dataclasses.replace(
+        _collectives(table, windows, acts, alignment, "; ".join(left_out + doubted)),
+        unseen_ms=_unseen_ms(table, int(world) if isinstance(world, int) else None),
+    )
+
+
+def _unseen_ms(table: pl.DataFrame, world: int | None) -> float:
+    """Exposed time per rank and step of the calls that not all members were seen to take part in."""
+    # A group of unknown size may be the whole job, and has two members at least: nobody communicates alone.
+    members = pl.coalesce("group_size", pl.lit(world or 2, dtype=pl.Int32))
+    unseen = table.filter(pl.col("ranks_matched") < members)
+    steps = table.select(pl.struct("rank", "step").n_unique()).item()
+    return float(unseen["exposed_ms"].sum()) / steps if steps else 0.0
 
 
 def _with_whole_world(run: Run, calls: pl.DataFrame) -> pl.DataFrame:

@@ -153,6 +153,14 @@ class Collectives:
     timed_on_device: bool = True
     note: str = ""
     """Which calls or ranks could not be matched, and why."""
+    unseen_ms: float = 0.0
+    """Exposed time per step of calls some of whose members gave no evidence: what looks like transfer there may be
+    waiting for one of those."""
+
+    @property
+    def mostly_unseen(self) -> bool:
+        """At least half of the exposed time cannot be judged, because members' evidence is missing."""
+        return self.unseen_ms > 0 and self.unseen_ms >= 0.5 * self.exposed_ms
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from ddiag.model.run import Coverage
-from ddiag.model.signals import JobFacts, Signals, StepBudget
+from ddiag.model.signals import Collectives, JobFacts, Signals, StepBudget
 from ddiag.rulekit.cost import name_ranks
 from ddiag.rulekit.finding import Abstention, Culprits, Finding, Severity
 from ddiag.rulekit.merge import arrange
@@ -22,6 +22,8 @@ FEWEST_STEPS = 2
 """Fewer steady steps show a problem, but not that there is none."""
 LEAST_COMPUTE = 0.5
 """A step that computes for less than this share is not well, even when no rule can say why."""
+MOST_UNSEEN = 0.15
+"""Share of the step that may be waiting for ranks without evidence, from which nobody can call the job well."""
 PART_WORDS = {
     "comm_wait_ms": "waiting for other ranks",
     "comm_transfer_ms": "exposed communication",
@@ -223,6 +225,12 @@ def _too_little(signals: Signals, checked: int) -> str:
         return (
             f"only {budget.share('compute_ms'):.0%} of the step is compute and no rule can say why "
             f"({budget.share(largest):.0%} is {PART_WORDS[largest]})"
+        )
+    comm = signals.get(Collectives)
+    if comm is not None and budget.step_ms > 0 and comm.unseen_ms >= MOST_UNSEEN * budget.step_ms:
+        return (
+            f"{comm.unseen_ms / budget.step_ms:.0%} of the step is exposed communication with ranks whose traces are "
+            "missing; only with all ranks of a group can waiting for one of them be told from a slow transfer"
         )
     if budget.n_steps < FEWEST_STEPS:
         if budget.source == "window":

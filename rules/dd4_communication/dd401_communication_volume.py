@@ -54,6 +54,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     share = budget.share("comm_transfer_ms")
     if share < limits.exposed_share:
         return
+    if comm.mostly_unseen:
+        yield Abstain(
+            f"exposed communication is {share:.0%} of the step, but members of its groups gave no trace: one of them "
+            "may be the late one",
+            "profile all ranks of the job (or all of one group) over the same steps",
+        )
+        return
     per_step = _bytes_per_step(comm)
     evidence = [
         Evidence("exposed transfer", round(exposed_ms, 3), "ms/step", None, f"mean of {budget.n_steps} steady steps"),

@@ -56,7 +56,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if comm.comm_ms / budget.step_ms < limits.comm_share or comm.overlap_share >= limits.overlap_share:
         return
-    matched = comm.matched_ranks >= 2
+    matched = comm.matched_ranks >= 2 and not comm.mostly_unseen
     gain_ms = min(budget.mean("comm_transfer_ms"), budget.mean("compute_ms"))
     share = gain_ms / budget.step_ms
     if share < limits.gain_share:

@@ -1,5 +1,5 @@
-from ddiag.rulekit import Severity
-from tests.rules.checking import evidence, findings, the_finding
+from ddiag.rulekit import Abstain, Severity
+from tests.rules.checking import check, evidence, findings, the_finding
 
 HEAVY = {
     "collectives": {"exposed_ms": 60.0, "overlapped_ms": 80.0},
@@ -32,3 +32,10 @@ def test_one_rank_cannot_tell_transfer_from_waiting() -> None:
 
 def test_just_below_the_limit_is_quiet() -> None:
     assert findings("DD401", collectives={"exposed_ms": 15.8, "overlapped_ms": 80.0}) == []
+
+
+def test_it_abstains_where_members_without_a_trace_may_be_the_late_ones() -> None:
+    partly = {**HEAVY["collectives"], "unseen_ms": 45.0}
+    (said,) = check("DD401", **{**HEAVY, "collectives": partly})
+    assert isinstance(said, Abstain)
+    assert "gave no trace" in said.reason
