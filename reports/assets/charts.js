@@ -1,4 +1,4 @@
-// Charts: plotly is started when the first chart comes near, and follows the system theme, chips and the printer.
+// Charts: plotly is started when the page has been shown, and follows the system theme, chips and the printer.
 "use strict";
 (function () {
   const boxes = ddiag.$(".plot");
@@ -78,17 +78,24 @@
     Plotly.react(box, figure.data, figure.layout, { displayModeBar: false, responsive: true, showTips: false, doubleClick: false });
     if (fresh) ddiag.plots.drawn += 1;
   }
-  const visible = (box) => box.getClientRects().length > 0;
-  const redraw = () => boxes.filter((box) => box.dataset.drawn && visible(box)).forEach(draw);
+  const redraw = () => boxes.filter((box) => box.dataset.drawn && ddiag.seen(box)).forEach(draw);
   ddiag.dim = redraw;
   ddiag.onTheme.push(redraw);
 
   const near = new IntersectionObserver((entries) => {
-    entries.filter((entry) => entry.isIntersecting).forEach((entry) => { near.unobserve(entry.target); draw(entry.target); });
+    entries.filter((entry) => entry.isIntersecting).forEach((entry) => { near.unobserve(entry.target); if (!entry.target.dataset.drawn) draw(entry.target); });
   }, { rootMargin: "600px" });
-  addEventListener("load", () => boxes.forEach((box) => near.observe(box)));
+  // What is near is drawn at once, the rest one by one while the reader reads.
+  const idle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
+  function drawNext() {
+    const next = boxes.find((box) => !box.dataset.drawn && ddiag.seen(box));
+    if (!next) return;
+    if (window.Plotly) draw(next); else start();
+    idle(drawNext);
+  }
+  addEventListener("load", () => { boxes.forEach((box) => near.observe(box)); idle(drawNext); });
 
-  addEventListener("beforeprint", () => { ddiag.printing = true; boxes.filter(visible).forEach(draw); });
+  addEventListener("beforeprint", () => { ddiag.printing = true; boxes.filter(ddiag.seen).forEach(draw); });
   addEventListener("afterprint", () => { ddiag.printing = false; redraw(); });
 
   ddiag.$(".switch[data-chart]").forEach((group) => group.addEventListener("click", (event) => {

@@ -7,6 +7,8 @@ const ddiag = {
   printing: false,
   onTheme: [],
   say(words) { document.getElementById("announce").textContent = words; },
+  // Inside a closed <details> an element may have a box and still not be seen.
+  seen(element) { return element.checkVisibility ? element.checkVisibility() : element.getClientRects().length > 0; },
   isDark() { return ddiag.dark.matches && !ddiag.printing; },
   colour(name) { return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim(); },
 };
@@ -53,7 +55,7 @@ document.addEventListener("click", (event) => {
   const links = new Map(ddiag.$(".contents a").map((a) => [a.hash.slice(1), a]));
   const marks = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
   function mark() {
-    const shown = marks.filter((m) => m.getClientRects().length);
+    const shown = marks.filter(ddiag.seen);
     const above = shown.filter((m) => m.getBoundingClientRect().top < 140);
     const atEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 4 && scrollY > 0;
     const now = atEnd ? shown[shown.length - 1] : above[above.length - 1] || shown[0];

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Open
+from ddiag import api
+from ddiag.reporters.html import HtmlReporter
+from tests.browser.conftest import Open, Opened
 from tests.report_cases import late_rank_case
+from tests.shared import shared_data
 
 LOADED = "performance.getEntriesByType('navigation')[0].loadEventEnd"
 
@@ -290,3 +293,25 @@ def test_a_thousand_ranks_still_open(open_report: Open) -> None:
     report.see_everything()
     assert report.complaints == []
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+@pytest.mark.slow
+def test_the_report_of_a_real_eight_rank_job(browser: Any, tmp_path: Path) -> None:
+    """The acceptance figures: under 8 MB, open in under 2 s, no complaint, every finding of the JSON on the page."""
+    run = api.load([str(shared_data("facebookresearch+param", "dlrm_kineto_8rank"))])
+    examined = api.examine(run, api.rules_for())
+    path = tmp_path / "dlrm.html"
+    path.write_text(HtmlReporter().render(examined.diagnosis, examined.signals, examined.run), encoding="utf-8")
+    assert path.stat().st_size < 8e6
+    page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+    report = Opened(page, path.as_uri())
+    assert page.evaluate(LOADED) < 2000
+    report.see_everything()
+    findings = examined.diagnosis.to_dict()["findings"]
+    assert findings
+    for finding in findings:
+        assert page.locator(f'article[id^="{finding["rule"]}"]', has_text=finding["title"][1:]).first.is_visible()
+    assert page.locator("#timeline-canvas").is_visible()
+    assert report.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    page.context.close()
