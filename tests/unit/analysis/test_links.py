@@ -128,6 +128,17 @@ def test_small_messages_are_not_judged() -> None:
     assert job({"0": 5.0}, {"0": tuple(range(8))}, size=1 << 20) is None
 
 
+def test_messages_that_latency_may_rule_are_not_judged() -> None:
+    # 8 MiB in 0.16 ms is what a healthy A100 node measures, at two fifths of its bandwidth.
+    assert job({"0": 90.0}, {"0": tuple(range(8))}, size=8 << 20, device="NVIDIA A100-SXM4-80GB") is None
+
+
+def test_medium_messages_that_take_milliseconds_are_judged() -> None:
+    found = job({"0": 8.0}, {"0": tuple(range(8))}, size=25 << 20)
+    assert found is not None
+    assert found.slow_groups == ("0",)
+
+
 def test_missing_members_may_hide_waiting_so_nothing_is_judged() -> None:
     assert job({"0": 40.0}, {"0": tuple(range(8))}, traced=tuple(range(7))) is None
 
