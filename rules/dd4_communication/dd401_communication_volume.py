@@ -42,17 +42,22 @@ class Limits:
     """Exposed transfer / step from which it is worth a finding (below, tuning rarely pays)."""
     critical_share: float = 0.30
     """From here communication is the first thing to fix."""
-    overlap_share: float = 0.30
-    """Below this little overlaps at all, which is DD402's subject."""
+    overlap_share: float = 0.20
+    """Below this next to nothing overlaps, which is DD402's subject."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, comm = signals[JobFacts], signals[StepBudget], signals[Collectives]
-    if comm.matched_ranks < 2 or comm.overlap_share < limits.overlap_share:
-        return
     exposed_ms = budget.mean("comm_transfer_ms")
     share = budget.share("comm_transfer_ms")
-    if share < limits.exposed_share:
+    if comm.overlap_share < limits.overlap_share or share < limits.exposed_share:
+        return
+    if comm.matched_ranks < 2:
+        yield Abstain(
+            f"exposed communication is {share:.0%} of the step, but one rank's trace cannot tell moving data from "
+            "waiting for a late rank",
+            RULE.capture,
+        )
         return
     if comm.mostly_unseen:
         yield Abstain(

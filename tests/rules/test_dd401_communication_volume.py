@@ -27,7 +27,14 @@ def test_missing_overlap_is_another_rules_subject() -> None:
 
 def test_one_rank_cannot_tell_transfer_from_waiting() -> None:
     one = {**HEAVY["collectives"], "matched_ranks": 1}
-    assert findings("DD401", **{**HEAVY, "collectives": one}) == []
+    (said,) = check("DD401", **{**HEAVY, "collectives": one})
+    assert isinstance(said, Abstain)
+    assert "29%" in said.reason
+    assert "two or more ranks" in said.capture
+
+
+def test_one_rank_with_little_exposed_has_nothing_to_abstain_from() -> None:
+    assert check("DD401", collectives={"exposed_ms": 12.0, "overlapped_ms": 80.0, "matched_ranks": 1}) == []
 
 
 def test_just_below_the_limit_is_quiet() -> None:
