@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,18 @@ class Patches:
         new = make(getattr(owner, name) if kept is _MISSING or isinstance(kept, (staticmethod, classmethod)) else kept)
         setattr(owner, name, new)
         self._replaced.append((owner, name, kept, new))
+        return True
+
+    def replace_function(self, module: Any, name: str, make: Callable[[Any], Any], *, also: tuple[str, ...] = ()) -> bool:
+        """The same for a function of *module* that the modules *also* may have imported by name already."""
+        old = getattr(module, name, None)
+        if not self.replace(module, name, make):
+            return False
+        new = getattr(module, name)
+        for other in also:
+            alias = sys.modules.get(other)
+            if alias is not None and vars(alias).get(name) is old:
+                self.replace(alias, name, lambda _: new)
         return True
 
     def undo_with(self, undo: Callable[[], None]) -> None:

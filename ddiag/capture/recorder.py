@@ -89,9 +89,15 @@ class Recorder:
         self.micro_step = 0
         self.totals = StepTotals(at.mono_ns)
         self._since = at.mono_ns
+        self._untouched = True
         self._open: list[tuple[int, int]] = []
         self._forward_seen = False
-        self._optimizers: list[int] = []
+        self.eval_called = False
+        """The user has called ``Module.eval()``, and nothing has been trained since."""
+        self.last_source = 0
+        self.training_source = 0
+        """Identity of the data set whose batches were last trained on."""
+        self._optimizers: list[tuple[int, int]] = []
         self._boundaries = Boundaries()
         self._held: tuple[StepTotals, int] | None = None
         self._samplers: list[Callable[..., object]] = []
@@ -199,6 +205,8 @@ class Recorder:
         now = now_ns()
         if threading.get_ident() != self._thread:
             return self._phase_record(phase, now, now, 0, 0, _OPEN, label_id, self._tid())
+        if self._untouched:
+            self._begin_first_step(now)
         totals = self.totals
         totals.phase_ns[self.current_phase] += now - self._since
         totals.marks += 1
@@ -212,6 +220,12 @@ class Recorder:
             totals.flags |= _STEP_FLAGS[phase]
         self._live(now)
         return token
+
+    def _begin_first_step(self, now: int) -> None:
+        """The first step begins with its first mark: what came before built the model and the loaders."""
+        self._untouched = False
+        self.totals = StepTotals(now)
+        self._since = now
 
     def leave(self, token: int, failed: bool = False) -> None:  # noqa: FBT001, FBT002 - hot path
         """End the phase of *token*, and whatever was left open inside it (an exception passed by)."""
@@ -235,6 +249,11 @@ class Recorder:
         if threading.get_ident() != self._thread:
             return False
         return any(one == phase for _, one in self._open)
+
+    @property
+    def training(self) -> bool:
+        """The first phase has begun."""
+        return not self._untouched
 
     def on_training_thread(self) -> bool:
         return threading.get_ident() == self._thread
@@ -263,7 +282,9 @@ class Recorder:
         """The token for :meth:`end_backward`; None inside another backward (recomputation), or on another thread."""
         if threading.get_ident() != self._thread or self.in_phase(_BACKWARD):
             return None
+        self._leave_stale(_FORWARD)
         self.resume_training()
+        self.training_source, self.eval_called = self.last_source, False
         if not self._forward_seen and self.current_phase in (_NONE, _OPTIMIZER):
             self._infer_forward(now_ns())
         self.sample_peaks()
@@ -282,44 +303,68 @@ class Recorder:
         self._phase_record(_FORWARD, self._since, self._since, now, Flag.INFERRED, _DONE, NO_NAME, self.tid)
         self._since = now
 
-    def begin_evaluation(self) -> None:
-        """Gradients are off: what follows is evaluation, until training resumes."""
-        if self.on_training_thread() and not self._open:
-            self.enter(_EVALUATION)
+    def asks_for_data(self, source: int, *, grad: bool) -> None:
+        """The training thread asks the data set *source* for a batch, with gradients on or off.
+
+        With them off this is evaluation; with them on it is when the user has called ``eval()`` and this is not the
+        data set that training uses.
+        """
+        self.last_source = source
+        if not grad or (self.eval_called and source != self.training_source):
+            if not self._open:
+                self.enter(_EVALUATION)
+        else:
+            self.resume_training()
+
+    def begin_forward(self, *, grad: bool, training: bool) -> int | None:
+        """The outermost module that marks itself is called; None when that is part of something else."""
+        if threading.get_ident() != self._thread or self.in_phase(_FORWARD) or self.in_phase(_BACKWARD):
+            return None
+        if not grad and not training:
+            if not self._open:
+                self.enter(_EVALUATION)
+            return None
+        self.resume_training()
+        return self.enter(_FORWARD)
 
     def resume_training(self) -> None:
         """A sign of training: an evaluation that is open is over."""
         if self._open and self._open[0][1] == _EVALUATION:
             self.leave(self._open[0][0])
 
-    @property
-    def evaluating(self) -> bool:
-        return bool(self._open) and self._open[0][1] == _EVALUATION
+    def _leave_stale(self, phase: int) -> None:
+        """*phase* cannot be open here: whoever opened it was left by an exception."""
+        for token, one in self._open:
+            if one == phase:
+                self.leave(token, failed=True)
+                return
 
     # -- optimizers and the end of a step ----------------------------------------------------------------------------
 
-    def begin_optimizer(self, optimizer: int) -> int:
-        """*optimizer* (its identity) begins a step; returns the token for :meth:`end_optimizer`.
+    def begin_optimizer(self, optimizer: int) -> None:
+        """*optimizer* (its identity) begins a step; :meth:`end_optimizer` ends it.
 
         Steps nest: GradScaler.step and ZeroRedundancyOptimizer call another optimizer; only the outermost counts.
         """
         if threading.get_ident() != self._thread:
             self._adopt_thread()
-        if optimizer in self._optimizers and self.current_phase != _OPTIMIZER:
-            # It began before and never ended: an exception passed by.
-            del self._optimizers[self._optimizers.index(optimizer) :]
+        if self._optimizers and self.current_phase != _OPTIMIZER and not self.in_phase(_OPTIMIZER):
+            # What began before never ended: an exception passed by.
+            self._optimizers.clear()
         if not self._optimizers:
             self.resume_training()
             self.sample_peaks()
-        self._optimizers.append(optimizer)
-        return -1 if self.current_phase == _OPTIMIZER else self.enter(_OPTIMIZER)
+        self._optimizers.append((optimizer, -1 if self.current_phase == _OPTIMIZER else self.enter(_OPTIMIZER)))
 
-    def end_optimizer(self, token: int, *, skipped: bool = False, failed: bool = False) -> None:
-        """The innermost optimizer has stepped, or (GradScaler) was made to skip."""
-        self.leave(token, failed)
-        if not self._optimizers:
+    def end_optimizer(self, optimizer: int, *, skipped: bool = False, failed: bool = False) -> None:
+        """*optimizer* has stepped, or (GradScaler) was made to skip; those left open inside it failed."""
+        while self._optimizers:
+            one, token = self._optimizers.pop()
+            self.leave(token, failed)
+            if one == optimizer:
+                break
+        else:
             return
-        optimizer = self._optimizers.pop()
         if self._optimizers or failed:
             return
         if skipped:
@@ -328,8 +373,8 @@ class Recorder:
         self._turn(self._boundaries.after(optimizer), now_ns())
 
     def forget_optimizers(self) -> None:
-        """The loop is at its top (it asks for a batch): steps that never ended were left by an exception."""
-        if self.current_phase != _OPTIMIZER:
+        """The loop is at its top (it asks for a batch): what never ended was left by an exception."""
+        if self.current_phase == _NONE:
             self._optimizers.clear()
 
     def engine_step(self, *, skipped: bool = False) -> None:
@@ -401,6 +446,7 @@ class Recorder:
             self._write_step(held[0], self.step - 1, held[1])
 
     def _write_step(self, totals: StepTotals, step: int, end: int) -> None:
+        began = now_ns()
         # fmt: off
         self._begin(
             Kind.STEP, 0, totals.flags, NO_NAME, NO_NAME, step, 0, NO_DTYPE, -1, step, totals.start_ns,
@@ -409,11 +455,12 @@ class Recorder:
         # fmt: on
         overhead = totals.marks * self.mark_ns + totals.own_ns
         self._overhead_ns += overhead
-        wall = time.time_ns() - (now_ns() - end)
+        wall = time.time_ns() - (began - end)
         self._summaries.append(
             totals.record(step, end, wall_end_ns=wall, overhead_ns=overhead, ring_head=self.ring.head)
         )
         self._words[LIVE_OVERHEAD] = self._overhead_ns
+        self.totals.own_ns += now_ns() - began
 
     # -- what samples ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ class StepTotals:
 
     __slots__ = (
         "alloc_retries",
-        "clipped",
         "comm_bytes",
         "comm_count",
         "comm_wait_ns",
@@ -39,6 +38,7 @@ class StepTotals:
         "phase_ns",
         "rss_bytes",
         "rss_peak_bytes",
+        "scaled",
         "start_ns",
         "unscaled",
     )
@@ -53,7 +53,7 @@ class StepTotals:
         self.device_peak_allocated_bytes = self.device_peak_reserved_bytes = UNKNOWN
         self.loader_queue = self.loader_workers = UNKNOWN
         self.loss_scale = self.grad_norm = math.nan
-        self.clipped = self.unscaled = False
+        self.scaled = self.unscaled = False
 
     def absorb(self, later: StepTotals) -> None:
         """*later* turned out to be the rest of this step."""

@@ -15,6 +15,19 @@ WATCHED: tuple[tuple[str, str], ...] = (
     ("torch.optim.optimizer", "optimizer"),
     ("torch.utils.data.dataloader", "dataloader"),
     ("torch.autograd", "backward"),
+    ("torch.nn.modules.module", "evaluation"),
+    ("torch.nn.parallel.distributed", "forward"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "forward"),
+    ("torch.distributed.fsdp._fully_shard._fsdp_state", "forward"),
+    ("torch.nn.utils.clip_grad", "clip"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "clip"),
+    ("torch.amp.grad_scaler", "amp"),
+    ("torch.serialization", "checkpoint"),
+    ("torch.distributed.checkpoint.state_dict_saver", "checkpoint"),
+    ("safetensors.torch", "checkpoint"),
+    ("torch.utils.tensorboard.writer", "logging"),
+    ("wandb.sdk.wandb_run", "logging"),
+    ("mlflow.tracking.fluent", "logging"),
 )
 """(module of torch or of a framework, module of ours). A module may be watched by several."""
 

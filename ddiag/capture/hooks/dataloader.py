@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,17 @@ from ddiag.schema.phases import Phase
 from ddiag.schema.steps import UNKNOWN
 
 
+def _on() -> bool:
+    return True
+
+
+torch_grad: Callable[[], bool] = _on
+"""``torch.is_grad_enabled`` once there is torch."""
+
+
 def install(module: ModuleType, patches: Patches) -> None:
+    global torch_grad
+    torch_grad = module.torch.is_grad_enabled
     iterator = module._BaseDataLoaderIter
     patches.replace(iterator, "__next__", lambda original: around(original, "dataloader", _before, _after))
 
@@ -23,6 +34,7 @@ def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[recorder.Re
         return None
     if active.on_training_thread():
         active.forget_optimizers()
+        active.asks_for_data(id(getattr(args[0], "_dataset", None)), grad=torch_grad())
         totals = active.totals
         totals.loader_queue, totals.loader_workers = ready(args[0])
     return active, active.enter(Phase.INPUT)

@@ -32,12 +32,12 @@ def _remove() -> None:
 def _collecting(phase: str, info: dict[str, Any]) -> None:
     global _began_ns
     active = recorder.current
-    if active is None:
+    if active is None or not active.training:
         return
     if phase == "start":
         _began_ns = now_ns()
         return
-    took = now_ns() - _began_ns
+    took = now_ns() - _began_ns if _began_ns else 0
     totals = active.totals
     totals.gc_ns += took
     totals.gc_count += 1
