@@ -32,6 +32,15 @@ SUMMARY = (
     Column("exposed_ms", "Exposed", "ms/step"),
 )
 
+BUCKETS = (
+    Column("number", "Bucket", kind="step"),
+    Column("bytes", "Size", "", "bytes"),
+    Column("start_offset_ms", "Start after backward began", "ms"),
+    Column("dur_ms", "Duration", "ms"),
+    Column("transfer_ms", "Transfer", "ms"),
+    Column("exposed_ms", "Exposed", "ms"),
+)
+
 
 def collective_summary(signals: Signals) -> pl.DataFrame | None:
     """One row per group, operation and size, most exposed first, with the expected bandwidth where known."""
@@ -159,14 +168,6 @@ def bucket_chart(signals: Signals) -> Chart | None:
         xaxis=axis("bucket, in launch order", type="category", showgrid=False, nticks=20),
         yaxis=axis("ms", rangemode="tozero", tickformat=",~r"),
     )
-    columns = (
-        Column("number", "Bucket", kind="step"),
-        Column("bytes", "Size", "", "bytes"),
-        Column("start_offset_ms", "Start after backward began", "ms"),
-        Column("dur_ms", "Duration", "ms"),
-        Column("transfer_ms", "Transfer", "ms"),
-        Column("exposed_ms", "Exposed", "ms"),
-    )
     table = rows.with_columns((pl.col("index") + 1).alias("number"))
     return Chart(
         "buckets",
@@ -174,7 +175,7 @@ def bucket_chart(signals: Signals) -> Chart | None:
         "ms per bucket",
         "Orange is reduction time nothing hides: only the last bucket should show some; all orange means no overlap.",
         figure,
-        make_table("buckets-data", "Gradient buckets in launch order", columns, table),
+        make_table("buckets-data", "Gradient buckets in launch order", BUCKETS, table),
         keys=(HIDDEN, TRANSFER),
         note=note,
     )

@@ -120,18 +120,9 @@ def rank_bars(signals: Signals, culprits: Sequence[int] = ()) -> Chart | None:
     every = every.sort(order.column, "rank", descending=[order.descending, False])
     shown, note = _few(every, order, culprits)
     labels = {r: plain(rank_label(r, facts)) for r in shown["rank"].to_list()}
-    figure = go.Figure()
-    stack = _stack(shown)
+    figure, stack = go.Figure(), _stack(shown)
     for activity, amounts in stack:
-        figure.add_bar(
-            orientation="h",
-            y=[labels[r] for r in shown["rank"].to_list()],
-            x=amounts,
-            customdata=shown["rank"].to_list(),
-            name=activity.label,
-            marker=bar_marker(activity),
-            hovertemplate=f"%{{y}}<br>{activity.label}: %{{x:,.3~f}} ms<extra></extra>",
-        )
+        figure.add_bar(**_rank_bar(activity, amounts, labels))
     slowest = [labels[r] for r in shown["rank"].to_list()]
     longest = [labels[r] for r in shown.sort("step_ms", "rank", descending=[True, False])["rank"].to_list()]
     in_order = [labels[r] for r in sorted(shown["rank"].to_list())]
@@ -159,6 +150,19 @@ def rank_bars(signals: Signals, culprits: Sequence[int] = ()) -> Chart | None:
         note=note,
         switch=_switch({order.words: slowest, "Longest step first": longest, "By rank": in_order}),
     )
+
+
+def _rank_bar(activity: Activity, amounts: list[float], labels: dict[int, str]) -> dict[str, object]:
+    """One activity of every rank; *labels* are in the order of *amounts*."""
+    return {
+        "orientation": "h",
+        "y": list(labels.values()),
+        "x": amounts,
+        "customdata": list(labels),
+        "name": activity.label,
+        "marker": bar_marker(activity),
+        "hovertemplate": f"%{{y}}<br>{activity.label}: %{{x:,.3~f}} ms<extra></extra>",
+    }
 
 
 @dataclass(frozen=True)
