@@ -1,8 +1,8 @@
 """From "torch is imported" to "this process trains": when recording begins, and how it ends.
 
 A process records once it has called ``init_process_group``, or at its first optimizer step; so launchers, data-loader
-workers and helpers never do. A forked child falls asleep (it would write into its parent's ring) and wakes up only if it
-joins a job itself.
+workers and helpers never do. A forked child falls asleep (it would write into its parent's ring) and wakes up only if
+it joins a job itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ddiag.capture import door, recorder
@@ -46,11 +48,14 @@ class Activation:
         self.run = run
         self.imports.when_imported("torch.compiler", _know_compiling)
         for module, hook in WATCHED:
-            self.imports.when_imported(module, lambda found, hook=hook: hook_module(hook).install(found, self.patches))
+            self.imports.when_imported(module, partial(self._install, hook))
         if not self._at_fork:
             self._at_fork = True
             os.register_at_fork(after_in_child=self.sleep)
         atexit.register(self.finish)
+
+    def _install(self, hook: str, module: ModuleType) -> None:
+        hook_module(hook).install(module, self.patches)
 
     def joined(self) -> None:
         """``init_process_group`` has returned, or an optimizer steps: begin, or begin anew as another rank."""

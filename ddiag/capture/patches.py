@@ -30,7 +30,9 @@ class Patches:
         self._replaced.append((owner, name, kept, new))
         return True
 
-    def replace_function(self, module: Any, name: str, make: Callable[[Any], Any], *, also: tuple[str, ...] = ()) -> bool:
+    def replace_function(
+        self, module: Any, name: str, make: Callable[[Any], Any], *, also: tuple[str, ...] = ()
+    ) -> bool:
         """The same for a function of *module* that the modules *also* may have imported by name already."""
         old = getattr(module, name, None)
         if not self.replace(module, name, make):

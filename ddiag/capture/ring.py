@@ -66,7 +66,7 @@ class RingWriter:
         """One that no file holds, to measure with."""
         return cls(mmap.mmap(-1, layout.ring_bytes(header.capacity)), header)
 
-    def begin(  # noqa: PLR0913, PLR0917 - one argument per field of the record, positional for speed
+    def begin(
         self,
         kind: int,
         op: int,

@@ -10,7 +10,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _run_the_hidden_one():
+def _run_the_hidden_one() -> None:
     import importlib.machinery
     import importlib.util
 
@@ -25,7 +25,7 @@ def _run_the_hidden_one():
 class _WaitForTorch:
     """Starts the recorder at the first import of torch, before any of it has run."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname == "torch":
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
@@ -33,11 +33,10 @@ class _WaitForTorch:
                 _start()
             except Exception as error:  # noqa: BLE001 - nothing may reach the job
                 if os.environ.get("DDIAG_DEBUG") == "1":
-                    sys.stderr.write("ddiag: cannot start recording: %r\n" % (error,))
-        return None
+                    sys.stderr.write(f"ddiag: cannot start recording: {error!r}\n")
 
 
-def _start():
+def _start() -> None:
     import json
     from pathlib import Path
 
@@ -54,7 +53,7 @@ def _start():
     ACTIVATION.start(Path(run))
 
 
-def _make_ddiag_importable(package):
+def _make_ddiag_importable(package: str) -> None:
     """The very ddiag that started the job, without putting its folder (and its neighbours) on the job's path."""
     if "ddiag" in sys.modules:
         return
@@ -62,6 +61,8 @@ def _make_ddiag_importable(package):
 
     init = os.path.join(package, "__init__.py")
     spec = importlib.util.spec_from_file_location("ddiag", init, submodule_search_locations=[package])
+    if spec is None or spec.loader is None:
+        return
     module = importlib.util.module_from_spec(spec)
     sys.modules["ddiag"] = module
     spec.loader.exec_module(module)

@@ -1,8 +1,8 @@
 """Where torch and its friends are observed: one module per thing.
 
 A hook module may have ``install(module, patches)``, called once when the watched module has been imported, and
-``activated(active)``, called with every new recorder. What it replaces goes through *patches*; what it hands to torch is
-made by :func:`ddiag.capture.door.around` or :func:`ddiag.capture.door.guarded`.
+``activated(active)``, called with every new recorder. What it replaces goes through *patches*; what it hands to torch
+is made by :func:`ddiag.capture.door.around` or :func:`ddiag.capture.door.guarded`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _before_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepToken | N
     return active, id(optimizer), active.optimizer_posts, told
 
 
-def _after_step(token: StepToken, _result: Any, failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _after_step(token: StepToken, _result: Any, failed: bool) -> None:
     active, optimizer, posts, told = token
     active.end_optimizer(optimizer, skipped=told and active.optimizer_posts == posts, failed=failed)
 
@@ -74,7 +74,7 @@ def _before_update(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[reco
     return None if active is None else (active, args[0])
 
 
-def _updated(token: tuple[recorder.Recorder, Any], _result: Any, _failed: bool) -> None:  # noqa: FBT001
+def _updated(token: tuple[recorder.Recorder, Any], _result: Any, _failed: bool) -> None:
     global _last_scale
     active, scaler = token
     scale = _scale.offer(scaler._scale)
@@ -83,5 +83,5 @@ def _updated(token: tuple[recorder.Recorder, Any], _result: Any, _failed: bool) 
         active.mark(Mark.LOSS_SCALE, scale)
 
 
-def _nothing(_token: Any, _result: Any, _failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _nothing(_token: Any, _result: Any, _failed: bool) -> None:
     """Never called: no token."""

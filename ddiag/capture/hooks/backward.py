@@ -20,5 +20,5 @@ def _before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[recorder.R
     return None if active is None or token is None else (active, token)
 
 
-def _after(token: tuple[recorder.Recorder, int], _result: Any, failed: bool) -> None:  # noqa: FBT001
+def _after(token: tuple[recorder.Recorder, int], _result: Any, failed: bool) -> None:
     token[0].end_backward(token[1], failed=failed)

@@ -39,7 +39,7 @@ def _before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
     return active, active.enter(Phase.CLIP)
 
 
-def _after(token: Token, result: Any, failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _after(token: Token, result: Any, failed: bool) -> None:
     active = token[0]
     active.leave(token[1], failed)
     norm = None if result is None else _norm.offer(result)

@@ -1,4 +1,4 @@
-"""The wait for the next batch: ``_BaseDataLoaderIter.__next__``, and how full the loader's queue was when it was asked."""
+"""The wait for the next batch: ``_BaseDataLoaderIter.__next__``, and how full the queue was when it was asked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[recorder.Re
     return active, active.enter(Phase.INPUT)
 
 
-def _after(token: tuple[recorder.Recorder, int], _result: Any, failed: bool) -> None:  # noqa: FBT001
+def _after(token: tuple[recorder.Recorder, int], _result: Any, failed: bool) -> None:
     token[0].leave(token[1], failed)
 
 

@@ -20,5 +20,5 @@ def _before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         active.eval_called = True
 
 
-def _nothing(_token: Any, _result: Any, _failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _nothing(_token: Any, _result: Any, _failed: bool) -> None:
     """Never called: no token."""

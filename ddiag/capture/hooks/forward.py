@@ -1,12 +1,13 @@
 """Forward passes of the wrappers that every call of a distributed model goes through: DDP, FSDP1, FSDP2.
 
-A plain module has no such place: hooks for all modules would slow down each of them and make ``torch.compile`` warn, and
-hooks on one module are copied and pickled with it. Its forward is inferred (see ``Recorder.begin_backward``).
+A plain module has no such place: hooks for all modules would slow down each of them and make ``torch.compile`` warn,
+and hooks on one module are copied and pickled with it. Its forward is inferred (see ``Recorder.begin_backward``).
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -23,11 +24,13 @@ def install(module: ModuleType, patches: Patches) -> None:
     for name in ("DistributedDataParallel", "FullyShardedDataParallel"):
         owner = vars(module).get(name)
         if owner is not None and owner.__module__ == module.__name__:
-            patches.replace(owner, "forward", lambda original, name=name: around(original, f"{name}.forward", _before, leave))
+            patches.replace(owner, "forward", partial(around, name=f"{name}.forward", before=_before, after=leave))
     state = vars(module).get("FSDPState")
     if state is not None:
-        patches.replace(state, "_pre_forward", lambda original: around(original, "FSDP2.pre", _state_before, _nothing))
-        patches.replace(state, "_post_forward", lambda original: around(original, "FSDP2.post", _state_of, _state_after))
+        patches.replace(state, "_pre_forward", partial(around, name="FSDP2.pre", before=_state_before, after=_nothing))
+        patches.replace(
+            state, "_post_forward", partial(around, name="FSDP2.post", before=_state_of, after=_state_after)
+        )
 
 
 def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
@@ -50,9 +53,9 @@ def _state_of(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
     return id(args[0]) if id(args[0]) in _root else None
 
 
-def _state_after(state: int, result: Any, failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _state_after(state: int, result: Any, failed: bool) -> None:
     leave(_root.pop(state), result, failed)
 
 
-def _nothing(_token: Any, _result: Any, _failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _nothing(_token: Any, _result: Any, _failed: bool) -> None:
     """The forward goes on after its pre-forward."""

@@ -19,7 +19,7 @@ def _before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def _after(_token: Any, _result: Any, failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def _after(_token: Any, _result: Any, failed: bool) -> None:
     from ddiag.capture.activate import ACTIVATION
 
     if not failed:

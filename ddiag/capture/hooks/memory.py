@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 from ddiag.capture.recorder import Recorder
@@ -35,7 +36,7 @@ class _Resident:
         totals.rss_bytes = self.now()
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
         grown, self._highest = highest > self._highest > 0, max(highest, self._highest)
-        totals.rss_peak_bytes = highest if grown else max(totals.rss_peak_bytes, totals.rss_bytes)
+        totals.rss_peak_bytes = max(totals.rss_peak_bytes, totals.rss_bytes, highest if grown else 0)
 
 
 class _Device:
@@ -48,7 +49,9 @@ class _Device:
     def at_peak(self, totals: StepTotals) -> None:
         stats = self._stats()
         if stats is not None:
-            totals.device_allocated_bytes = max(totals.device_allocated_bytes, stats["allocated_bytes"]["all"]["current"])
+            totals.device_allocated_bytes = max(
+                totals.device_allocated_bytes, stats["allocated_bytes"]["all"]["current"]
+            )
 
     def at_end(self, totals: StepTotals) -> None:
         stats = self._stats()
@@ -73,7 +76,7 @@ class _Device:
 
 
 def activated(active: Recorder) -> None:
-    if os.path.exists("/proc/self/statm"):
+    if Path("/proc/self/statm").exists():
         resident = _Resident()
         active.at_step_end("memory.rss", resident.at_end)
         active.at_peaks("memory.rss", resident.at_peak)

@@ -1,4 +1,4 @@
-"""Optimizer steps: torch's own global hooks, which see every subclass of ``torch.optim.Optimizer`` under any framework."""
+"""Optimizer steps: torch's own global hooks, which see every ``torch.optim.Optimizer`` under any framework."""
 
 from __future__ import annotations
 

@@ -23,5 +23,5 @@ def as_phase(phase: int, name: str) -> Callable[[Callable[..., Any]], Callable[.
     return lambda original: around(original, name, before, leave)
 
 
-def leave(token: Token, _result: Any, failed: bool) -> None:  # noqa: FBT001 - the door's signature
+def leave(token: Token, _result: Any, failed: bool) -> None:
     token[0].leave(token[1], failed)

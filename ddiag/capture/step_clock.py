@@ -1,0 +1,208 @@
+"""Where one training step ends and the next begins, and what a finished step adds up to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ddiag.capture.boundaries import Boundaries, Turn
+from ddiag.capture.clock import now_ns
+from ddiag.capture.door import guarded
+from ddiag.capture.phase_clock import PhaseClock
+from ddiag.capture.ring import RingWriter
+from ddiag.capture.steps import StepTotals, StepWriter
+from ddiag.schema.phases import Kind, Mark, Phase, State
+from ddiag.schema.ring import LIVE_OVERHEAD, NO_DTYPE, NO_NAME
+from ddiag.schema.steps import StepFlag
+
+_NONE, _OPTIMIZER = int(Phase.NONE), int(Phase.OPTIMIZER)
+
+Sampler = Callable[[StepTotals], None]
+
+
+class StepClock(PhaseClock):
+    """Steps of one process."""
+
+    def __init__(self, ring: RingWriter, began_ns: int, summaries: StepWriter) -> None:
+        super().__init__(ring, began_ns)
+        self._summaries = summaries
+        self._optimizers: list[tuple[int, int]] = []
+        """(identity, token of its phase) of optimizers inside their step, outermost first."""
+        self._boundaries = Boundaries()
+        self._held: tuple[StepTotals, int] | None = None
+        """The first step and its end, until it is known whether it was one."""
+        self._samplers: list[Callable[..., object]] = []
+        self._peak_samplers: list[Callable[..., object]] = []
+        self.optimizer_posts = 0
+        """Steps optimizers finished, whatever they mean for the training step."""
+        self.mark_ns = 0
+        """Measured cost of one phase (enter and leave); see :func:`ddiag.capture.overhead.mark_ns`."""
+        self._overhead_ns = 0
+        self.comm_totals: Callable[[], tuple[int, int, int]] | None = None
+        """Set by a tier that counts outside Python: cumulative (count, bytes, wait ns)."""
+        self._comm_before = (0, 0, 0)
+
+    # -- optimizers and the end of a step ----------------------------------------------------------------------------
+
+    def begin_optimizer(self, optimizer: int) -> None:
+        """*optimizer* (its identity) begins a step; :meth:`end_optimizer` ends it.
+
+        Steps nest: GradScaler.step and ZeroRedundancyOptimizer call another optimizer; only the outermost counts.
+        """
+        if threading.get_ident() != self._thread:
+            self._adopt_thread()
+            self._optimizers.clear()
+        if self._optimizers and self.current_phase != _OPTIMIZER and not self.in_phase(_OPTIMIZER):
+            # What began before never ended: an exception passed by.
+            self._optimizers.clear()
+        if not self._optimizers:
+            self.resume_training()
+            self.sample_peaks()
+        self._optimizers.append((optimizer, -1 if self.current_phase == _OPTIMIZER else self.enter(_OPTIMIZER)))
+
+    def end_optimizer(self, optimizer: int, *, skipped: bool = False, failed: bool = False) -> None:
+        """*optimizer* has stepped, or (GradScaler) was made to skip; those left open inside it failed."""
+        while self._optimizers:
+            one, token = self._optimizers.pop()
+            self.leave(token, failed)
+            if one == optimizer:
+                break
+        else:
+            return
+        if self._optimizers or failed:
+            return
+        if skipped:
+            self._skipped()
+        self._turn(self._boundaries.after(optimizer), now_ns())
+
+    def forget_optimizers(self) -> None:
+        """The loop is at its top (it asks for a batch): what never ended was left by an exception."""
+        if self.current_phase == _NONE:
+            self._optimizers.clear()
+
+    def engine_step(self, *, skipped: bool = False) -> None:
+        """An engine (DeepSpeed) or the user says: here a training step ends. From now on optimizers do not."""
+        if not self._boundaries.by_engine:
+            if self._held is not None:
+                self._merge_held()
+            self._boundaries.leave_to_engine()
+        self.totals.flags |= StepFlag.ENGINE_BOUNDARY
+        if skipped:
+            self._skipped()
+        self._close_step(now_ns())
+
+    def _skipped(self) -> None:
+        now = now_ns()
+        self.totals.flags |= StepFlag.OPTIMIZER_SKIPPED
+        # fmt: off
+        self._begin(
+            Kind.MARK, Mark.OPTIMIZER_SKIPPED, 0, NO_NAME, NO_NAME, self.step, self.current_phase, NO_DTYPE, -1, -1,
+            now, now, now, 0, 0, self.tid, 0.0, State.DONE, self.micro_step,
+        )
+        # fmt: on
+
+    def _turn(self, turn: Turn, now: int) -> None:
+        if turn is Turn.INSIDE:
+            self.totals.flags |= StepFlag.SEVERAL_OPTIMIZERS
+            return
+        if turn in (Turn.HOLD, Turn.EXTEND):
+            self._hold(now)
+            return
+        if turn in (Turn.CONFIRM, Turn.CONFIRM_AND_CLOSE):
+            self._write_held()
+        if turn in (Turn.CLOSE, Turn.CONFIRM_AND_CLOSE):
+            self._close_step(now)
+
+    def _hold(self, now: int) -> None:
+        """Perhaps the first step ends here; go on as if it did."""
+        if self._held is not None:
+            self._merge_held()
+            self.totals.flags |= StepFlag.SEVERAL_OPTIMIZERS
+        self._account(now)
+        self._sample_step()
+        self._held = (self.totals, now)
+        self._start_next(now)
+
+    def _account(self, now: int) -> None:
+        """Time up to *now* belongs to the step that ends, also that of phases still open."""
+        self.totals.phase_ns[self.current_phase] += now - self._since
+        self._since = now
+
+    def _close_step(self, now: int) -> None:
+        self._account(now)
+        self._sample_step()
+        self._write_step(self.totals, self.step, now)
+        self._start_next(now)
+
+    def _start_next(self, now: int) -> None:
+        self.step += 1
+        self.micro_step = 0
+        self.totals = StepTotals(now)
+        self._live(now)
+
+    def _merge_held(self) -> None:
+        """The held step was not over: take it up again."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        totals = held[0]
+        self.step -= 1
+        self.micro_step += totals.micro_steps
+        totals.absorb(self.totals)
+        self.totals = totals
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._write_step(held[0], self.step - 1, held[1])
+
+    def _write_step(self, totals: StepTotals, step: int, end: int) -> None:
+        began = now_ns()
+        # fmt: off
+        self._begin(
+            Kind.STEP, 0, totals.flags, NO_NAME, NO_NAME, step, 0, NO_DTYPE, -1, step, totals.start_ns,
+            totals.start_ns, end, totals.comm_bytes, 0, self.tid, 0.0, State.DONE, totals.micro_steps,
+        )
+        # fmt: on
+        overhead = totals.marks * self.mark_ns + totals.own_ns
+        self._overhead_ns += overhead
+        wall = time.time_ns() - (began - end)
+        self._summaries.append(
+            totals.record(step, end, wall_end_ns=wall, overhead_ns=overhead, ring_head=self.ring.head)
+        )
+        self._words[LIVE_OVERHEAD] = self._overhead_ns
+        self.totals.own_ns += now_ns() - began
+
+    # -- what samples ------------------------------------------------------------------------------------------------
+
+    def at_step_end(self, name: str, sampler: Sampler) -> None:
+        """Call *sampler* with the totals of every step that ends."""
+        self._samplers.append(guarded(name, sampler))
+
+    def at_peaks(self, name: str, sampler: Sampler) -> None:
+        """Call *sampler* where memory is high: before backward and before the optimizer."""
+        self._peak_samplers.append(guarded(name, sampler))
+
+    def sample_peaks(self) -> None:
+        for sampler in self._peak_samplers:
+            sampler(self.totals)
+
+    def _sample_step(self) -> None:
+        began = now_ns()
+        totals = self.totals
+        for sampler in self._samplers:
+            sampler(totals)
+        if self.comm_totals is not None:
+            count, sent, waited = now = self.comm_totals()
+            before, self._comm_before = self._comm_before, now
+            totals.comm_count += count - before[0]
+            totals.comm_bytes += sent - before[1]
+            totals.comm_wait_ns += waited - before[2]
+        totals.own_ns += now_ns() - began
+
+    def close_steps(self) -> None:
+        """The process ends: the first step may still be held back."""
+        if self._held is not None:
+            self._write_held()
+        self._summaries.close()
