@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ddiag.errors import InputError
@@ -12,6 +13,7 @@ from ddiag.ingest.trace import Trace
 from ddiag.ingest.workers import read_all
 from ddiag.model.run import Run
 
+_MANY = 5
 _SHOWN = 12
 """Files listed in an error; hundreds would hide the point."""
 
@@ -27,16 +29,27 @@ def load(
     found = discover(paths)
     outcomes = read_all(found.sources, jobs, progress)
     traces = [outcome for outcome in outcomes if isinstance(outcome, Trace)]
-    unreadable, skipped = list(found.unreadable), []
-    for outcome in outcomes:
-        if isinstance(outcome, Refused):
-            if outcome.is_trace or outcome.source.explicit:
-                unreadable.append((outcome.source.label, outcome.why))
-            else:
-                skipped.append(f"{outcome.source.label} skipped: {outcome.why}")
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
+    failed = [one for one in refused if one.is_trace or one.source.explicit]
+    unreadable = [*found.unreadable, *((one.source.label, one.why) for one in failed)]
+    skipped = _skipped([one for one in refused if one not in failed])
     if not traces:
         raise InputError(_nothing_usable(paths, unreadable, skipped))
     return assemble(traces, unreadable, skipped)
+
+
+def _skipped(refused: list[Refused]) -> list[str]:
+    """One line for each file in a folder that is no trace; one for all of a kind when there are many."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for one in refused:
+        by_reason[one.why].append(one.source.label)
+    lines = []
+    for why, labels in by_reason.items():
+        if len(labels) <= _MANY:
+            lines += [f"{label} skipped: {why}" for label in labels]
+        else:
+            lines.append(f"{len(labels)} files skipped ({labels[0]}, {labels[1]}, …): {why}")
+    return lines
 
 
 def _nothing_usable(paths: Sequence[str], unreadable: list[tuple[str, str]], skipped: list[str]) -> str:

@@ -16,25 +16,20 @@ _PATTERNS = tuple(
         r"_dump_(\d{1,7})(?=\.|$)",
     )
 )
+_FOLDER = re.compile(r"(?:global)?[-_]?(?:rank|worker)[-_=]?(\d{1,7})", re.IGNORECASE)
 _LOCAL = re.compile(r"local" + _SEPARATOR + r"rank", re.IGNORECASE)
 
 
 def rank_from_name(name: str, folder: str = "") -> int | None:
     """Rank in ``rank3.json``, ``rank-70.….json.gz``, ``trace_8_rank_1.json``, ``worker0.….pt.trace.json``, ``r12.gz``.
 
-    The name decides before the *folder* that holds the file (``rank_3/trace.json``). Host names with digits
-    (``gpu-r12n3``, ``node17``) and local ranks are not ranks.
+    The name decides before the *folder* that holds the file, which must be called nothing but the rank
+    (``rank_3/trace.json``). Host names with digits (``gpu-r12n3``, ``node17``) and local ranks are not ranks.
     """
-    for text in (name, folder):
-        rank = _rank(_LOCAL.sub("local", text))
-        if rank is not None:
-            return rank
-    return None
-
-
-def _rank(text: str) -> int | None:
+    bare = _LOCAL.sub("local", name)
     for pattern in _PATTERNS:
-        matches = pattern.findall(text)
+        matches = pattern.findall(bare)
         if matches:
             return int(matches[-1])
-    return None
+    match = _FOLDER.fullmatch(folder)
+    return int(match.group(1)) if match is not None else None

@@ -17,7 +17,7 @@ from ddiag.ingest.events import ArrayDecoder, Event
 from ddiag.ingest.header import parse_object, parse_tail
 from ddiag.ingest.sniff import TRACE_EVENTS
 from ddiag.ingest.sources import PlainText
-from ddiag.ingest.tolerant import BETWEEN_EVENTS, DECODE_ERRORS, decode_tolerantly
+from ddiag.ingest.tolerant import BETWEEN_EVENTS, DECODE_ERRORS, LONE_SURROGATE, decode_tolerantly
 
 CHUNK_BYTES = 512 * 1024
 MAX_EVENT_BYTES = 64 << 20
@@ -106,12 +106,11 @@ class EventStream:
                 self._rest = bytes(view[comma + 1 :])
                 return
         self._rest = bytes(view[1:])
-        yield from self._give_up_when_too_long(buffer)
+        if len(buffer) > MAX_UNCUT_BYTES or LONE_SURROGATE.search(buffer):
+            yield from self._give_up(buffer)
 
-    def _give_up_when_too_long(self, buffer: bytearray) -> Iterator[list[Event]]:
-        """No boundary can be cut at: wait for more text, but not for ever."""
-        if len(buffer) <= MAX_UNCUT_BYTES:
-            return
+    def _give_up(self, buffer: bytearray) -> Iterator[list[Event]]:
+        """No boundary can be cut at, and more text will not help."""
         if cuts := _cuts(buffer):
             comma = buffer.index(b",", cuts[0])
             self._rest = bytes(buffer[comma + 1 :])

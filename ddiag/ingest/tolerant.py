@@ -18,15 +18,20 @@ BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
 _STRING_OR_NOT_FINITE = re.compile(
     rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL
 )
+LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+"""Half of a UTF-16 pair: JSON allows it, UTF-8 has no letter for it."""
 _CONTROL_TO_SPACE = bytes(32 if code < 32 else code for code in range(256))
 _MAX_NESTED_PIECES = 8
 """An event is rejoined from at most this many pieces when its arguments hold objects in lists."""
 
 
 def repair(text: bytes) -> bytes:
-    """Make *text* decodable where only its spelling is wrong: bad UTF-8, control characters, NaN and Infinity."""
+    """Make *text* decodable where only its spelling is wrong: bad UTF-8, control characters, NaN, half letters."""
     clean = text.decode("utf-8", "replace").encode()
-    clean = clean.translate(_CONTROL_TO_SPACE)
+    clean = LONE_SURROGATE.sub(rb"\\ufffd", clean.translate(_CONTROL_TO_SPACE))
     return _STRING_OR_NOT_FINITE.sub(_null_unless_string, clean)
 
 

@@ -21,17 +21,17 @@ def op(name: str, start: float, dur: float, tid: Any = 10, **args: Any) -> dict[
     return span("cpu_op", name, start, dur, tid, **args)
 
 
-def launch(start: float, correlation: int, name: str = "cudaLaunchKernel", tid: Any = 10, dur: float = 5) -> dict[str, Any]:
+def launch(
+    start: float, correlation: int, name: str = "cudaLaunchKernel", tid: Any = 10, dur: float = 5
+) -> dict[str, Any]:
     return span("cuda_runtime", name, start, dur, tid, correlation=correlation)
 
 
-def kernel(
-    name: str, start: float, dur: float, stream: Any = 7, correlation: int = 1, **args: Any
-) -> dict[str, Any]:
+def kernel(name: str, start: float, dur: float, stream: Any = 7, correlation: int = 1, **args: Any) -> dict[str, Any]:
     return span("kernel", name, start, dur, stream, device=0, stream=stream, correlation=correlation, **args)
 
 
-def collective_args(name: str = "allreduce", elements: int = 1000, group: str = "0", **more: Any) -> dict[str, Any]:
+def collective_args(name: Any = "allreduce", elements: Any = 1000, group: Any = "0", **more: Any) -> dict[str, Any]:
     """How torch >= 2.4 describes a call."""
     return {
         "Collective name": name, "dtype": "Float", "In msg nelems": elements, "Out msg nelems": elements,
@@ -68,6 +68,12 @@ def healthy(rank: int | None = 0, world: int = 2, start: float = 0.0, **top: Any
 
 def write(path: Path, content: dict[str, Any] | list[Any] | str | bytes) -> str:
     """Write a trace (packed when the name ends in .gz); returns the path as text."""
-    data = content if isinstance(content, bytes) else content.encode() if isinstance(content, str) else json.dumps(content).encode()
+    data = (
+        content
+        if isinstance(content, bytes)
+        else content.encode()
+        if isinstance(content, str)
+        else json.dumps(content).encode()
+    )
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)

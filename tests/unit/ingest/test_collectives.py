@@ -171,8 +171,8 @@ def test_kernels_of_any_library_are_rows(calls: Any, kernel_name: str) -> None:
 
 
 def test_a_cut_list_of_ranks_is_rebuilt(tmp_path: Path) -> None:
-    long = collective_args(**{"Process Group Ranks": "[4, 6, ..., 130]", "Global rank start": 4, "Global rank stride": 2,
-                              "Group size": 64, "Process Group Name": "dp"})  # fmt: skip
+    cut = {"Process Group Ranks": "[4, 6, ..., 130]", "Global rank start": 4, "Global rank stride": 2}
+    long = collective_args(**{**cut, "Group size": 64, "Process Group Name": "dp"})
     run = load([write(tmp_path / "rank0.json", trace(kernel(NCCL, 0, 5, **long)))])
     (group,) = run.table("groups").to_dicts()
     assert (group["group"], group["size"], group["ranks"]) == ("dp", 64, list(range(4, 132, 2)))

@@ -53,3 +53,5 @@ def test_digits_of_hosts_models_and_steps_are_not_ranks(name: str) -> None:
 def test_the_folder_may_state_it() -> None:
     assert rank_from_name("trace.json", "rank_3") == 3
     assert rank_from_name("rank1.json", "rank_3") == 1
+    assert rank_from_name("trace.json", "worker0") == 0
+    assert rank_from_name("trace.json", "run_with_rank_0_excluded") is None

@@ -24,7 +24,7 @@ def read(tmp_path: Path) -> Any:
 
 
 def words(column: pl.Series) -> list[str]:
-    return column.cast(pl.String).to_list()
+    return list(column.cast(pl.String))
 
 
 def test_every_table_has_exactly_its_declared_columns(tmp_path: Path) -> None:
@@ -42,7 +42,8 @@ def test_every_table_has_exactly_its_declared_columns(tmp_path: Path) -> None:
         ("cpu_op", "ops", "op"), ("Operator", "ops", "op"), ("user_annotation", "ops", "annotation"),
         ("gpu_user_annotation", "ops", "gpu_annotation"), ("python_function", "ops", "python"),
         ("cuda_runtime", "launches", "other"), ("cuda_driver", "launches", "other"), ("Runtime", "launches", "other"),
-        ("hip_runtime", "launches", "other"), ("xpu_runtime", "launches", "other"), ("mtia_runtime", "launches", "other"),
+        ("hip_runtime", "launches", "other"), ("xpu_runtime", "launches", "other"),
+        ("mtia_runtime", "launches", "other"),
         ("privateuse1_runtime", "launches", "other"), ("privateuse1_driver", "launches", "other"),
         ("kernel", "kernels", "compute"), ("Kernel", "kernels", "compute"), ("mtia_ccp_events", "kernels", "compute"),
     ],
@@ -61,7 +62,9 @@ def test_waits_and_overheads_are_not_work(read: Any, category: str) -> None:
 
 
 def test_a_compiled_operator_with_a_stream_argument_is_no_kernel(read: Any) -> None:
-    run = read(op("triton_poi_fused_add_0", 0, 74, stream=0, kernel_backend="triton"), kernel("triton_poi_fused_add_0", 80, 9))
+    run = read(
+        op("triton_poi_fused_add_0", 0, 74, stream=0, kernel_backend="triton"), kernel("triton_poi_fused_add_0", 80, 9)
+    )
     assert run.table("kernels").height == 1
     assert run.table("ops").height == 1
 
@@ -162,13 +165,22 @@ def test_memory_events_of_old_and_new_torch(read: Any) -> None:
 
 
 def test_counters_keep_each_series(read: Any) -> None:
-    counter = {"ph": "C", "name": "GPU 0 Utilization", "pid": 0, "tid": 0, "ts": BASE_US, "args": {"GPU": 3.5, "x": "y", "b": True}}
+    counter = {
+        "ph": "C",
+        "name": "GPU 0 Utilization",
+        "pid": 0,
+        "tid": 0,
+        "ts": BASE_US,
+        "args": {"GPU": 3.5, "x": "y", "b": True},
+    }
     run = read(counter, op("a", 0, 1))
     assert run.table("counters").drop("rank").rows() == [("GPU 0 Utilization GPU", BASE_US * 1000, 3.5)]
 
 
 def test_flow_and_unknown_phases_are_neither_rows_nor_dropped(read: Any) -> None:
-    others = [{"ph": phase, "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"} for phase in "stfbenNODvRPc"]
+    others = [
+        {"ph": phase, "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"} for phase in "stfbenNODvRPc"
+    ]
     run = read(*others, op("a", 0, 1))
     assert run.table("ops").height == 1
     assert run.coverage.dropped_records == 0
@@ -210,7 +222,11 @@ def test_the_main_thread_takes_the_steps_not_the_most_launches(read: Any) -> Non
 
 
 def test_threads_named_by_words_stay_apart(read: Any) -> None:
-    tids = read(op("a", 0, 1, tid="main"), op("b", 0, 1, tid="loader"), op("c", 2, 1, tid="main")).table("ops")["tid"].to_list()
+    tids = (
+        read(op("a", 0, 1, tid="main"), op("b", 0, 1, tid="loader"), op("c", 2, 1, tid="main"))
+        .table("ops")["tid"]
+        .to_list()
+    )
     assert tids[0] == tids[2] != tids[1]
     assert all(tid < -1 for tid in tids)
 

@@ -14,7 +14,9 @@ from ddiag.errors import InputError
 from ddiag.ingest import load
 from tests.unit.ingest.kineto_text import BASE_US, healthy, kernel, launch, op, span, trace, write
 
-EXECUTION_TRACE = '{"schema": "1.0.3-chakra.0.0.4", "pid": 1, "time": "x", "start_ts": 3,\n "nodes": [{"id": 1, "name": "p"}]}'
+EXECUTION_TRACE = (
+    '{"schema": "1.0.3-chakra.0.0.4", "pid": 1, "time": "x", "start_ts": 3,\n "nodes": [{"id": 1, "name": "p"}]}'
+)
 
 NOT_TRACES = {
     "an empty file": (b"", "empty file"),
@@ -148,8 +150,8 @@ def test_garbage_between_events_costs_only_what_it_covers(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        {"dur": None}, {"dur": -3}, {"dur": "long"}, {"dur": [1]}, {"ts": None}, {"ts": True}, {"ts": {}}, {"ts": 1e300},
-        {"dur": 10**40},
+        {"dur": None}, {"dur": -3}, {"dur": "long"}, {"dur": [1]}, {"ts": None}, {"ts": True}, {"ts": {}},
+        {"ts": 1e300}, {"dur": 10**40},
     ],
     ids=str,
 )  # fmt: skip
@@ -175,7 +177,9 @@ def test_an_event_with_odd_fields_keeps_its_time(tmp_path: Path, change: dict[st
 
 
 def test_args_of_odd_types_do_not_cost_the_event(tmp_path: Path) -> None:
-    odd = span("kernel", "k", 0, 5, device="0", stream="stream 7", correlation="0x1", bytes=[1], **{"External id": 2**70})
+    odd = span(
+        "kernel", "k", 0, 5, device="0", stream="stream 7", correlation="0x1", bytes=[1], **{"External id": 2**70}
+    )
     row = load([write(tmp_path / "rank0.json", trace(odd))]).table("kernels").row(0, named=True)
     assert (row["device"], row["stream"]) == (0, 7)
 

@@ -43,7 +43,7 @@ NESTED = [
 ]
 CONTENT = {
     "healthy": healthy(),
-    "many": trace(*(kernel(f"kernel_{k}", k, 1, correlation=k) for k in range(200)), deviceProperties=[{"id": 0}, {"id": 1}]),
+    "many": trace(*(kernel(f"kernel_{k}", k, 1) for k in range(200)), deviceProperties=[{"id": 0}, {"id": 1}]),
     "nested objects in arguments": trace(*(NESTED * 20)),
     "no events": trace(),
     "one event": trace(op("a", 0, 1)),
@@ -53,7 +53,7 @@ LAYOUTS = {
     "compact": lambda content: json.dumps(content, separators=(",", ":")),
     "plain": json.dumps,
     "pretty": lambda content: json.dumps(content, indent=4),
-    "one event a line": lambda content: one_event_a_line(content),
+    "one event a line": one_event_a_line,
     "CRLF": lambda content: json.dumps(content, indent=1).replace("\n", "\r\n"),
     "trailing newline": lambda content: json.dumps(content) + "\n",
 }
