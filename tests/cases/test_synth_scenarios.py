@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddiag import api
-from ddiag.rulekit.diagnosis import Diagnosis
+from ddiag.rulekit.diagnosis import Diagnosis, Status
 from ddiag.rulekit.finding import Finding, Severity
 from tools.synth import SCENARIOS, Job, generate
 
-HEALTHY = sorted(name for name in SCENARIOS if not SCENARIOS[name].rules)
 FAULTY = sorted(name for name in SCENARIOS if SCENARIOS[name].rules)
+UNDECIDABLE = sorted(name for name in SCENARIOS if SCENARIOS[name].undecidable)
+HEALTHY = sorted(set(SCENARIOS) - set(FAULTY) - set(UNDECIDABLE))
 
 
 def _diagnose(job: Job, folder: Path) -> Diagnosis:
@@ -50,6 +51,14 @@ def test_the_planted_fault_comes_first_and_nobody_else_is_accused(name: str, tmp
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_job_is_left_in_peace(name: str, tmp_path: Path) -> None:
     assert not _alarms(_diagnose(SCENARIOS[name].job, tmp_path))
+
+
+@pytest.mark.parametrize("name", UNDECIDABLE)
+def test_without_the_deciding_evidence_it_says_so(name: str, tmp_path: Path) -> None:
+    diagnosis = _diagnose(SCENARIOS[name].job, tmp_path)
+    assert not _alarms(diagnosis)
+    assert diagnosis.verdict.status is Status.INCONCLUSIVE
+    assert "missing" in diagnosis.verdict.headline
 
 
 @pytest.mark.parametrize("flavour", ["cuda_old", "rocm", "cpu"])

@@ -20,7 +20,9 @@ from tools.synth import SCENARIOS, generate
 def main(scenario: str | None, ranks: int | None, steps: int | None, seed: int, flavour: str, out: Path) -> None:
     if scenario is None:
         for name, entry in SCENARIOS.items():
-            click.echo(f"{name:28} {', '.join(entry.rules) or 'healthy':16} {entry.doc}")
+            click.echo(
+                f"{name:28} {', '.join(entry.rules) or ('undecidable' if entry.undecidable else 'healthy'):16} {entry.doc}"
+            )
         return
     job = replace(SCENARIOS[scenario].job, seed=seed, flavour=flavour)
     job = replace(job, ranks=ranks or job.ranks, steps=steps or job.steps)

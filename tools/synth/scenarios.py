@@ -19,6 +19,8 @@ class Scenario:
     """Rule ids, any of which may come first; empty = healthy, nothing at warning or above."""
     ranks: tuple[int, ...] = ()
     """Culprit ranks; empty = the job as a whole."""
+    undecidable: bool = False
+    """The evidence that would settle it is missing: whatever is said would be a guess."""
 
 
 _BIG_LAYER = 120 * MIB
@@ -30,7 +32,9 @@ _HEALTHY = {
     "healthy_clocks": Scenario("nothing is wrong; hosts' clocks differ by milliseconds", Job(clock_offset_ms=5.0)),
     "healthy_fsdp": Scenario("sharded training with prefetching", Job(strategy="fsdp")),
     "healthy_tp_dp": Scenario("tensor parallelism in pairs, data parallelism across them", Job(strategy="tp_dp")),
-    "healthy_accumulation": Scenario("four micro-steps, gradients reduced in the last", Job(accumulation=4, steps=4)),
+    "healthy_accumulation": Scenario(
+        "four micro-steps, gradients reduced in the last", Job(accumulation=4, steps=3, warmup_steps=2)
+    ),
     "healthy_barrier": Scenario("a barrier after backward, which costs nothing there", Job(barrier=True)),
     "healthy_shifted_windows": Scenario("profilers started one step apart", Job(window_shift_steps=1)),
     "healthy_missing_ranks": Scenario(
@@ -48,7 +52,9 @@ _FAULTY = {
         "kernels are shorter than their launches", Job(compute_scale=0.02, layer_bytes=MIB // 2, batch_ms=8), ("DD201",)
     ),
     "sync_each_parameter": Scenario(
-        "the gradient norm is read back parameter by parameter", Job(items_per_step=600, steps=4), ("DD202",)
+        "the gradient norm is read back parameter by parameter",
+        Job(items_per_step=600, steps=3, warmup_steps=2),
+        ("DD202",),
     ),
     "late_compute": Scenario("rank 2 has more work", Job(late=Late("compute", 18)), ("DD501",), ranks=(2,)),
     "late_device": Scenario(
@@ -67,12 +73,45 @@ _FAULTY = {
     "late_compute_clocks": Scenario(
         "as late_compute, and clocks differ", Job(late=Late("compute", 18), clock_offset_ms=5.0), ("DD501",), ranks=(2,)
     ),
+    "late_compute_tensor_parallel": Scenario(
+        "as late_compute, in pairs that share layers",
+        Job(late=Late("compute", 18), strategy="tp_dp"),
+        ("DD501",),
+        ranks=(2,),
+    ),
+    "late_device_sharded": Scenario(
+        "as late_device, under FSDP", Job(late=Late("device", 16), strategy="fsdp"), ("DD505",), ranks=(2,)
+    ),
+    "late_device_old_traces": Scenario(
+        "as late_device, in traces of torch 1.9 that do not describe collectives",
+        Job(late=Late("device", 16), flavour="cuda_old"),
+        ("DD505",),
+        ranks=(2,),
+    ),
+    "late_input_rocm": Scenario(
+        "as late_input, on AMD devices", Job(late=Late("input", 90), flavour="rocm"), ("DD502",), ranks=(2,)
+    ),
+    "late_input_gloo": Scenario(
+        "as late_input, on CPU ranks",
+        Job(late=Late("input", 90), flavour="cpu", layer_bytes=MIB),
+        ("DD502",),
+        ranks=(2,),
+    ),
+    "late_compute_shifted_windows": Scenario(
+        "as late_compute, profilers started apart and clocks differ",
+        Job(late=Late("compute", 18), window_shift_steps=1, clock_offset_ms=7),
+        ("DD501",),
+        ranks=(2,),
+    ),
+    "late_device_of_eight": Scenario(
+        "rank 5 of 8 is slower", Job(ranks=8, late=Late("device", 16, rank=5)), ("DD505",), ranks=(5,)
+    ),
     "rotating_late_rank": Scenario(
         "another rank has more work in each step", Job(late=Late("rotating", 22), steps=10), ("DD504",)
     ),
     "small_buckets": Scenario(
         "gradients travel in hundreds of small buckets",
-        Job(bucket_bytes=MIB // 2, params_per_layer=80, latency_us=90, layer_bytes=40 * MIB, steps=4),
+        Job(bucket_bytes=MIB // 2, params_per_layer=80, latency_us=90, layer_bytes=40 * MIB, steps=3, warmup_steps=2),
         ("DD403",),
     ),
     "giant_bucket": Scenario(
@@ -87,7 +126,9 @@ _FAULTY = {
     ),
     "slow_link": Scenario("the group runs at a fortieth of what its links can do", Job(busbw_gbps=8.0), ("DD406",)),
     "tiny_messages": Scenario(
-        "hundreds of one-number reductions", Job(tiny_reductions=400, latency_us=30, steps=4), ("DD405",)
+        "hundreds of one-number reductions",
+        Job(tiny_reductions=400, latency_us=30, steps=3, warmup_steps=2),
+        ("DD405",),
     ),
     "pageable_copies": Scenario(
         "large batches are copied from pageable memory",
@@ -96,7 +137,9 @@ _FAULTY = {
     ),
     "offloaded_optimizer": Scenario("the optimizer runs on the host", Job(optimizer="cpu"), ("DD1001", "DD1002")),
     "fsdp_small_units": Scenario(
-        "FSDP wraps single linear layers", Job(strategy="fsdp", units_per_layer=24, latency_us=130, steps=4), ("DD407",)
+        "FSDP wraps single linear layers",
+        Job(strategy="fsdp", units_per_layer=24, latency_us=130, steps=3, warmup_steps=2),
+        ("DD407",),
     ),
     "fsdp_one_unit": Scenario(
         "FSDP wraps the model as one unit",
@@ -109,7 +152,9 @@ _FAULTY = {
         ("DD409",),
     ),
     "unfused_optimizer": Scenario(
-        "the optimizer loops over parameters", Job(optimizer="loop", params_per_layer=40, steps=4), ("DD301",)
+        "the optimizer loops over parameters",
+        Job(optimizer="loop", params_per_layer=40, steps=3, warmup_steps=2),
+        ("DD301",),
     ),
     "fp32_matmul": Scenario("matrix products run in float32", Job(precision="fp32", steps=4), ("DD1101",)),
     "unfused_attention": Scenario("attention materialises its score matrix", Job(attention_fused=False), ("DD302",)),
@@ -125,8 +170,23 @@ _FAULTY = {
     "memory_near_capacity": Scenario("the device is nearly full", Job(memory_share=0.985), ("DD601",)),
     "no_sync_missing": Scenario(
         "every micro-step reduces gradients",
-        Job(accumulation=4, no_sync=False, steps=4, layer_bytes=600 * MIB, compute_scale=0.6),
+        Job(accumulation=4, no_sync=False, steps=3, warmup_steps=2, layer_bytes=600 * MIB, compute_scale=0.6),
         ("DD801",),
     ),
 }
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType(_HEALTHY | _FAULTY)
+_UNDECIDABLE = {
+    "culprit_without_trace": Scenario(
+        "rank 2 has more work, and its trace is the one that is missing",
+        Job(late=Late("compute", 18), missing_ranks=(2,)),
+        undecidable=True,
+    ),
+    "victim_alone": Scenario(
+        "rank 2 has more work; only rank 0 was profiled",
+        Job(late=Late("compute", 18), missing_ranks=(1, 2, 3)),
+        undecidable=True,
+    ),
+    "slow_link_seen_by_one": Scenario(
+        "the link is slow; only rank 0 was profiled", Job(busbw_gbps=8.0, missing_ranks=(1, 2, 3)), undecidable=True
+    ),
+}
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(_HEALTHY | _FAULTY | _UNDECIDABLE)
