@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddiag.api import diagnose
     from ddiag.api import load as load_run
+    from ddiag.capture.lightning import LightningCallback
+    from ddiag.capture.recording import record
+    from ddiag.capture.trainer import TrainerCallback
 
     __version__: str
 
-__all__ = ["__version__", "diagnose", "load_run"]
+__all__ = ["LightningCallback", "TrainerCallback", "__version__", "diagnose", "load_run", "record"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +35,18 @@ def __getattr__(name: str) -> Any:
         from ddiag import api
 
         return api.diagnose if name == "diagnose" else api.load
+    if name == "record":
+        from ddiag.capture.recording import record
+
+        return record
+    if name == "LightningCallback":
+        from ddiag.capture.lightning import LightningCallback
+
+        return LightningCallback
+    if name == "TrainerCallback":
+        from ddiag.capture.trainer import TrainerCallback
+
+        return TrainerCallback
     raise AttributeError(f"module 'ddiag' has no attribute {name!r}")
 
 

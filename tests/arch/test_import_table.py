@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
         "_paths",
         "schema",
     },
-    "__init__": {"api"},
+    "__init__": {"api", "capture"},
     "__main__": {"cli"},
 }
 """Which other rooms of ddiag a room may import; ``cli``, the outermost, may import all."""
@@ -58,6 +58,9 @@ HOMES: dict[str, set[str]] = {
     "hta": {"ingest"},
     "pandas": {"ingest"},
     "torch": {"capture"},
+    "lightning": {"capture"},
+    "pytorch_lightning": {"capture"},
+    "transformers": {"capture"},
     "deepspeed": {"capture"},
     "nvtx": {"capture"},
     "pynvml": {"supervise"},
