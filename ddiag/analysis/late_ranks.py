@@ -11,7 +11,7 @@ from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.blame import MIN_TIE_MS, members_by_rank
 from ddiag.analysis.clock import ERROR_BARS
 from ddiag.analysis.intervals import covered
-from ddiag.analysis.judgement import Judgement
+from ddiag.analysis.judgement import MIN_WAIT_SHARE, Judgement
 from ddiag.analysis.lateness import PARTS, cause, differences
 from ddiag.analysis.names import times
 from ddiag.analysis.steps import StepWindows
@@ -20,8 +20,8 @@ from ddiag.model.signals import Collectives, LateRanks
 
 FIRST_CALL_RATIO = 2.0
 """Waiting of the first call recorded / the most of any later one, from which it stems from the profilers' start."""
-UNSEEN_RATIO = 2.0
-"""Shortest durations this much longer than the best of their kind still contain waiting, for a rank without a trace."""
+UNSEEN_RATIO = 0.5
+"""Waiting for ranks without a trace / waiting for ranks with one, up to which the latter may be named."""
 
 
 def late_ranks(
@@ -35,10 +35,10 @@ def late_ranks(
     if waits["rank"].n_unique() < 2:
         return None
     judged = Judgement.of(waits, windows, acts, tie_ms=_tie_ms(collectives))
-    unseen = _unseen(waits, _world_size(run))
+    unseen = _unseen(waits, _world_size(run), judged.step_ms)
     persistent = None if unseen else judged.standing_out()
     table = _table(run, windows, acts, waits, judged)
-    notes = [note, unseen, judged.note(), collectives.note]
+    notes = [note, unseen, "" if persistent is not None else judged.note(), collectives.note]
     return LateRanks(
         table=table,
         wait_ms_per_step=judged.wait_ms,
@@ -49,6 +49,12 @@ def late_ranks(
         groups=tuple(sorted(waits["group"].unique().to_list())),
         note="; ".join(part for part in notes if part),
     )
+
+
+def _best_ms() -> pl.Expr:
+    """How long a call should transfer: the best of its size, or twice what the best rate of any size gives."""
+    rate = (pl.col("bytes") / pl.col("transfer_ms")).max().over("comm", "op")
+    return pl.min_horizontal(pl.col("transfer_ms").min().over("comm", "op", "bytes"), 2.0 * pl.col("bytes") / rate)
 
 
 def _world_size(run: Run) -> int | None:
@@ -81,20 +87,21 @@ def _without_first_calls(waits: pl.DataFrame, windows: StepWindows) -> tuple[pl.
     )
 
 
-def _unseen(waits: pl.DataFrame, world_size: int | None) -> str:
+def _unseen(waits: pl.DataFrame, world_size: int | None, step_ms: float) -> str:
     """Why the late rank may be one without a trace, or '' when all members were seen or someone seen was last.
 
-    The last member to arrive only transfers. If even the shortest duration of most calls is far above the shortest
-    ever seen for that size, everybody with a trace was waiting.
+    The last member to arrive only transfers. What even the shortest durations exceed the best of their kind by is
+    waiting for somebody without a trace.
     """
     waits = waits.with_columns(size=pl.coalesce("group_size", pl.lit(world_size, dtype=pl.Int32)))
     partial = waits.filter(pl.col("ranks_matched") < pl.col("size"))
     if partial.height * 2 < waits.height or partial.is_empty():
         return ""
-    calls = partial.unique("call").with_columns(best=pl.col("transfer_ms").min().over("comm", "op", "bytes"))
-    ratio = (calls["transfer_ms"] / calls["best"]).median()
+    calls = partial.unique("call").with_columns(best=_best_ms())
+    hidden_ms = float((calls["transfer_ms"] - calls["best"]).sum()) / calls["step"].n_unique()
+    seen_ms = float(partial["wait_ms"].sum()) / max(partial.select("rank", "step").n_unique(), 1)
     repeated = calls.height >= 4 * calls.select("comm", "op", "bytes").n_unique()
-    if repeated and isinstance(ratio, float) and ratio <= UNSEEN_RATIO:
+    if repeated and hidden_ms <= UNSEEN_RATIO * seen_ms + MIN_WAIT_SHARE * step_ms:
         return ""
     seen, size = int(partial["ranks_matched"].to_numpy().max()), int(partial["size"].to_numpy().max())
     return f"{seen} of {size} members have a trace: the late rank may be one without"

@@ -115,8 +115,8 @@ def _shortest_period_ns(sequence: Sequence) -> float:
 
 def _lookups(codes: Int64s, start: Int64s) -> list[int]:
     """Positions in *codes* at which the first calls of *start* occur, ascending."""
-    width = min(_WINDOW, len(start))
-    if width == 0 or len(codes) < 2:
+    width = min(_WINDOW, len(start), len(codes))
+    if width == 0:
         return []
     hits = codes == start[0]
     for ahead in range(1, width):

@@ -193,6 +193,16 @@ def test_with_traces_missing_the_late_rank_may_be_one_without() -> None:
     assert "3 of 4 members have a trace: the late rank may be one without" in found.note
 
 
+def test_a_constant_lateness_of_a_rank_without_trace_shows_in_what_the_others_reach_elsewhere() -> None:
+    def program(rank: int, step: int) -> list[Action]:
+        extra = 20.0 if rank == 3 else 0.0
+        return [Compute(20 + extra + jitter(rank, step)), Meet("0", bytes=3 << 20), Compute(5), Meet("0")]
+
+    found = late_ranks_of(Job(FOUR, program, steps=8, traced=(0, 1, 2)).run())
+    assert found.persistent_rank is None
+    assert "may be one without" in found.note
+
+
 def test_with_traces_missing_a_rank_that_only_transfers_was_last() -> None:
     found = rank_three_of((0, 2, 3), varying=True)
     assert found.persistent_rank == 3

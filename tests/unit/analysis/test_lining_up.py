@@ -122,6 +122,13 @@ def test_a_single_call_is_matched_only_where_clocks_agree() -> None:
     assert 1 not in line_up({0: here, 1: far})
 
 
+def test_a_short_sequence_finds_its_place_in_a_long_one() -> None:
+    ends = step_times(30, 3)
+    short = sequence(ends[: 4 * 13], first=11)
+    assert slots(r0=sequence(ends), r1=short)[1] == list(range(44, 52))
+    assert slots(r0=short, r1=sequence(ends[:12]))  # shorter than the window that is looked up, either way
+
+
 def test_hundreds_of_ranks_take_well_under_a_second_each_hundred() -> None:
     ends = step_times(250, 3)
     random = np.random.default_rng(5)
