@@ -50,7 +50,10 @@ def test_a_clean_bill_says_what_was_checked() -> None:
         ({"steps": 1}, "nothing stands out, but it covers one step; profile 5 or more"),
         ({"steps": 1, "step_budget": {"source": "window"}}, "the trace marks no steps"),
         ({"step_budget": {"n_steps": 0}}, "no complete step"),
-        ({"collectives": {"unseen_ms": 40.0}}, "20% of the step is exposed communication with ranks whose traces are mis"),
+        (
+            {"collectives": {"unseen_ms": 40.0}},
+            "20% of the step is exposed communication with ranks whose traces are mis",
+        ),
         ({"step_budget": {"compute_ms": 0.0}}, "only 0% of the step is compute"),
         ({"step_budget": {"host_ms": 150.0}}, "only 16% of the step is compute and no rule can say why (75% is idling"),
     ],
