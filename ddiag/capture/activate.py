@@ -79,7 +79,7 @@ class Activation:
         active.mark_ns = mark_ns()
         self.identity = who
         recorder.current = active
-        for hook in [*dict(WATCHED).values(), *ALWAYS]:
+        for hook in dict.fromkeys([*(hook for _, hook in WATCHED), *ALWAYS]):
             with quietly(f"{hook}.activated"):
                 activated = getattr(hook_module(hook), "activated", None) if _loaded(hook) else None
                 if activated is not None:

@@ -10,7 +10,15 @@ from ddiag.capture.clock import now_ns
 from ddiag.capture.ring import RingWriter
 from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Flag, Kind, Phase, State
-from ddiag.schema.ring import LIVE_PHASE, LIVE_PHASE_SINCE, LIVE_PROGRESS, LIVE_STEP, NO_DTYPE, NO_NAME
+from ddiag.schema.ring import (
+    LIVE_MICRO_STEP,
+    LIVE_PHASE,
+    LIVE_PHASE_SINCE,
+    LIVE_PROGRESS,
+    LIVE_STEP,
+    NO_DTYPE,
+    NO_NAME,
+)
 from ddiag.schema.steps import StepFlag
 
 _PHASE, _OPEN, _DONE, _FAILED = int(Kind.PHASE), int(State.OPEN), int(State.DONE), int(State.FAILED)
@@ -152,6 +160,7 @@ class PhaseClock:
         if not failed:
             self.totals.micro_steps += 1
             self.micro_step += 1
+            self._words[LIVE_MICRO_STEP] = self.micro_step
 
     def _infer_forward(self, now: int) -> None:
         """Nothing marks a plain module's forward without touching every module: it is the time since the last mark."""
@@ -221,6 +230,7 @@ class PhaseClock:
         words[LIVE_STEP] = self.step
         words[LIVE_PHASE] = self.current_phase
         words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
+        words[LIVE_MICRO_STEP] = self.micro_step
 
 
 class PhaseSpan:

@@ -111,6 +111,8 @@ class Flag(IntFlag):
     """Only some steps are recorded with this tier."""
     INFERRED = 128
     """Not marked by a call of its own: a FORWARD that is the time from the last mark to the backward pass."""
+    END_UNKNOWN = 256
+    """Nobody tells when this collective is over: its state stays ISSUED, which says nothing about a hang."""
 
 
 class State(IntEnum):

@@ -37,10 +37,10 @@ HEAD_OFFSET = 512
 """u64: records begun so far. A hint: with several threads it may lag by a few; the index words are the truth."""
 CLOSED_OFFSET = 520
 """i64: mono_ns at which the recorder closed the ring in good order; 0 while it is open or after a crash."""
-LIVE = struct.Struct("<QqqqqqQQQ")
+LIVE = struct.Struct("<QqqqqqQQQq")
 LIVE_OFFSET = 576
 """records dropped, step, phase, phase_since_ns, last progress_ns, last issued seq, errors caught, overhead_ns, names
-written: the state a supervisor watches without reading records. Each is one aligned 8-byte word, written whole."""
+written, micro step: the state a supervisor watches without reading records. Each is one aligned 8-byte word, written whole."""
 
 (
     LIVE_DROPPED,
@@ -52,7 +52,8 @@ written: the state a supervisor watches without reading records. Each is one ali
     LIVE_ERRORS,
     LIVE_OVERHEAD,
     LIVE_NAMES,
-) = range(LIVE_OFFSET // 8, LIVE_OFFSET // 8 + 9)
+    LIVE_MICRO_STEP,
+) = range(LIVE_OFFSET // 8, LIVE_OFFSET // 8 + 10)
 """The same as indices of 8-byte words from the start of the file."""
 
 RECORD = struct.Struct("<QHHIiiqHHiqqqqqqqdII16x")
@@ -146,6 +147,7 @@ class Live:
     errors: int
     overhead_ns: int
     names: int
+    micro_step: int
 
 
 def pack_header(header: RingHeader) -> bytes:
