@@ -26,9 +26,14 @@ def _functions(source: Source) -> list[tuple[str, int]]:
 
 
 def _calls(source: Source) -> list[tuple[str, str]]:
-    """(where, what is called) for every call in the file."""
-    nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    """(where, what is called) for every call that importing or using the file can make."""
+    body = [node for node in source.tree.body if not _only_when_run(node)]
+    nodes = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
     return [(f"{source.path}:{node.lineno}", ast.unparse(node.func)) for node in nodes]
+
+
+def _only_when_run(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def _nothing(breaches: list[str]) -> None:
