@@ -87,11 +87,11 @@ class Recorder(StepClock):
         """The issuing call returned."""
         self.ring.set_state(token, _ISSUED)
 
-    def complete(self, token: int, ok: bool = True, end_ns: int = 0) -> bool:
-        """It is over, now or at *end_ns*; False when the ring has gone round since."""
+    def complete(self, token: int, ok: bool = True, end_ns: int = 0, flags: int = 0) -> bool:
+        """It is over, now or at *end_ns*; *flags* are added. False when the ring has gone round since."""
         end = end_ns or now_ns()
         self._words[LIVE_PROGRESS] = end
-        return self.ring.complete(token, end, _DONE if ok else _FAILED)
+        return self.ring.complete(token, end, _DONE if ok else _FAILED, flags)
 
     def device_timed(self, token: int, start_ns: int, end_ns: int) -> bool:
         """It is over, and a device said when it began and ended (already on the host's monotonic clock)."""

@@ -104,12 +104,14 @@ class RingWriter:
         words[word] = words[_HEAD] = index + 1
         return index
 
-    def complete(self, token: int, end_ns: int, state: int = State.DONE) -> bool:
+    def complete(self, token: int, end_ns: int, state: int = State.DONE, flags: int = 0) -> bool:
         """Close record *token*; False when the ring has gone round since and its slot is another's."""
         word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
         words = self.words
         if token < 0 or words[word] != token + 1:
             return False
+        if flags:
+            self._halves[(word << 1) + _FLAGS_HALF] |= flags
         words[word + _END_WORD] = end_ns
         self._halves[(word << 1) + _STATE_HALF] = state
         return True
