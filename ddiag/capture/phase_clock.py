@@ -25,10 +25,10 @@ _PHASE, _OPEN, _DONE, _FAILED = int(Kind.PHASE), int(State.OPEN), int(State.DONE
 _NONE, _FORWARD, _BACKWARD, _OPTIMIZER = int(Phase.NONE), int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER)
 _EVALUATION = int(Phase.EVALUATION)
 _STEP_FLAGS = {
-    int(Phase.EVALUATION): StepFlag.EVALUATION,
-    int(Phase.CHECKPOINT): StepFlag.CHECKPOINT,
-    int(Phase.LOGGING): StepFlag.LOGGING,
-    int(Phase.COMPILE): StepFlag.COMPILED,
+    int(Phase.EVALUATION): int(StepFlag.EVALUATION),
+    int(Phase.CHECKPOINT): int(StepFlag.CHECKPOINT),
+    int(Phase.LOGGING): int(StepFlag.LOGGING),
+    int(Phase.COMPILE): int(StepFlag.COMPILED),
 }
 
 
@@ -86,10 +86,11 @@ class PhaseClock:
         return token
 
     def _begin_first_step(self, now: int) -> None:
-        """The first step begins with its first mark: what came before built the model and the loaders."""
+        """The first step begins with its first phase: what came before built the model and the loaders."""
         self._untouched = False
-        self.totals = StepTotals(now)
-        self._since = now
+        totals = self.totals
+        totals.start_ns = self._since = now
+        totals.comm_count = totals.comm_bytes = totals.comm_wait_ns = 0
 
     def leave(self, token: int, failed: bool = False) -> None:
         """End the phase of *token*, and whatever was left open inside it (an exception passed by)."""

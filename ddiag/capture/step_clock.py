@@ -16,6 +16,7 @@ from ddiag.schema.phases import Kind, Mark, Phase, State
 from ddiag.schema.ring import LIVE_OVERHEAD, NO_DTYPE, NO_NAME
 from ddiag.schema.steps import StepFlag
 
+_SEVERAL = int(StepFlag.SEVERAL_OPTIMIZERS)
 _NONE, _OPTIMIZER = int(Phase.NONE), int(Phase.OPTIMIZER)
 
 Sampler = Callable[[StepTotals], None]
@@ -104,13 +105,15 @@ class StepClock(PhaseClock):
 
     def _turn(self, turn: Turn, now: int) -> None:
         if turn is Turn.INSIDE:
-            self.totals.flags |= StepFlag.SEVERAL_OPTIMIZERS
+            self.totals.flags |= _SEVERAL
             return
         if turn in (Turn.HOLD, Turn.EXTEND):
             self._hold(now)
             return
         if turn in (Turn.CONFIRM, Turn.CONFIRM_AND_CLOSE):
             self._write_held()
+        if turn is Turn.CONFIRM:
+            self.totals.flags |= _SEVERAL
         if turn in (Turn.CLOSE, Turn.CONFIRM_AND_CLOSE):
             self._close_step(now)
 
@@ -118,7 +121,7 @@ class StepClock(PhaseClock):
         """Perhaps the first step ends here; go on as if it did."""
         if self._held is not None:
             self._merge_held()
-            self.totals.flags |= StepFlag.SEVERAL_OPTIMIZERS
+            self.totals.flags |= _SEVERAL
         self._account(now)
         self._sample_step()
         self._held = (self.totals, now)
