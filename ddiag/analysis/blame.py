@@ -186,8 +186,8 @@ def _avoidable(rows: _Rows, late: Ints, calls: int) -> Floats:
     others[late] = False
     second = np.full(calls, np.inf)
     np.minimum.at(second, rows.call[others], rows.wait[others])
-    members = np.bincount(rows.call, minlength=calls)
-    return np.where(np.isfinite(second), (second - rows.wait[late]) * (members - 1), 0.0)
+    second = np.where(np.isfinite(second), second, rows.wait[late])
+    return (second - rows.wait[late]) * (np.bincount(rows.call, minlength=calls) - 1)
 
 
 def _sum_by(group: Ints, values: Floats, size: int) -> Floats:

@@ -23,6 +23,8 @@ STAND_OUT_SHARE = 0.5
 """Share of all waiting that one rank must cause to stand out …"""
 STAND_OUT_EXCESS = 0.15
 """… and by how much it must exceed its fair share (with two ranks, a half is chance)."""
+MIN_LEAD = 1.5
+"""… and how many times the share of the runner-up it must be (two ranks that are each half of it are two)."""
 MAX_P_VALUE = 0.05
 """Chance, were all ranks alike, of one rank being last as often as observed."""
 MIN_T = 5.0
@@ -107,6 +109,7 @@ class Judgement:
         needed = max(STAND_OUT_SHARE, 1.0 / len(share) + STAND_OUT_EXCESS)
         stands_out = (
             share[worst] >= needed
+            and share[worst] >= MIN_LEAD * np.delete(share, worst).max()
             and self.shares()[worst] >= 0.8 * needed
             and (p_values[worst] <= MAX_P_VALUE or self._steady_excess(worst) >= MIN_T)
             and (len(self.blame.steps) < 3 or self.steps_last()[worst] >= 0.5)

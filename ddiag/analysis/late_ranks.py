@@ -20,6 +20,8 @@ from ddiag.model.signals import Collectives, LateRanks
 
 FIRST_CALL_RATIO = 2.0
 """Waiting of the first call recorded / the most of any later one, from which it stems from the profilers' start."""
+MIN_COMPARED = 0.75
+"""Share of all ranks' steps in which calls must have been compared for a rank to be named."""
 UNSEEN_RATIO = 0.5
 """Waiting for ranks without a trace / waiting for ranks with one, up to which the latter may be named."""
 
@@ -35,7 +37,7 @@ def late_ranks(
     if waits["rank"].n_unique() < 2:
         return None
     judged = Judgement.of(waits, windows, acts, tie_ms=_tie_ms(collectives))
-    unseen = _unseen(waits, _world_size(run), judged.step_ms)
+    unseen = _incomparable(usable, collectives) or _unseen(waits, _world_size(run), judged.step_ms)
     persistent = None if unseen else judged.standing_out()
     table = _table(run, windows, acts, waits, judged)
     notes = [note, unseen, "" if persistent is not None else judged.note(), collectives.note]
@@ -85,6 +87,15 @@ def _without_first_calls(waits: pl.DataFrame, windows: StepWindows) -> tuple[pl.
         kept,
         "the first call of a group was left out: it waits far longer than all later ones",
     )
+
+
+def _incomparable(waits: pl.DataFrame, collectives: Collectives) -> str:
+    """Why the late rank may be one whose calls could not be compared, or '' when those of nearly all steps could."""
+    compared, traced = (frame.select("rank", "step").n_unique() for frame in (waits, collectives.table))
+    if compared >= MIN_COMPARED * traced:
+        return ""
+    share = f"{compared} of {traced} steps of all ranks"
+    return f"calls could be compared in only {share}: the late rank may be another"
 
 
 def _unseen(waits: pl.DataFrame, world_size: int | None, step_ms: float) -> str:
