@@ -12,6 +12,8 @@ from types import ModuleType
 
 WATCHED: tuple[tuple[str, str], ...] = (
     ("torch.distributed.distributed_c10d", "join"),
+    ("torch.distributed.distributed_c10d", "c10d"),
+    ("torch._dynamo.trace_rules", "dynamo"),
     ("torch.optim.optimizer", "optimizer"),
     ("torch.utils.data.dataloader", "dataloader"),
     ("torch.autograd", "backward"),

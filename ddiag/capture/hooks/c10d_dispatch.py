@@ -1,0 +1,232 @@
+"""Tier 'dispatch': a Python kernel at the ADInplaceOrView dispatch key, above every backend.
+
+It costs tens of microseconds a call, so it is registered on a share of the steps only. It comes and goes between steps
+and while no call is inside; once a thread other than the training thread has issued a collective outside a backward
+pass, it goes for good, since a kernel must not be freed under a call.
+
+Never ``torch.library.get_kernel(…).call_boxed``: it keeps the GIL, and deadlocks with gloo's threads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ddiag.capture import recorder
+from ddiag.capture.clock import now_ns
+from ddiag.capture.door import guarded
+from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, places, size
+from ddiag.capture.hooks.following import follow
+from ddiag.capture.hooks.groups import group_id
+from ddiag.capture.hooks.labels import context, label_of
+from ddiag.capture.hooks.sampling import Share
+from ddiag.capture.patches import Patches
+from ddiag.capture.recorder import Recorder
+from ddiag.capture.steps import StepTotals
+from ddiag.schema.phases import Flag, Op, Phase
+from ddiag.schema.ring import NO_DTYPE
+from ddiag.schema.steps import UNKNOWN
+
+_ASYNC, _SAMPLED, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.SAMPLED), int(Flag.END_UNKNOWN)
+_BARRIER, _SEND, _RECV, _BACKWARD = int(Op.BARRIER), int(Op.SEND), int(Op.RECV), int(Phase.BACKWARD)
+DISPATCH_NS = 25_000
+"""What a Python kernel costs around our own code: boxing, the GIL, wrapping and unwrapping."""
+
+
+class Taken(NamedTuple):
+    """A collective that was begun."""
+
+    token: int
+    group: int
+    on_host: bool
+
+
+class DispatchTier:
+    """The override, and on which steps it is on."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._distributed = torch._C._distributed_c10d
+        self._after = torch._C._after_ADInplaceOrView_keyset
+        self._library: Any = None
+        self._kernels: dict[str, Callable[..., Any]] = {}
+        for name, op in OPERATIONS.items():
+            packet = getattr(torch.ops.c10d, name, None)
+            if packet is not None:
+                overload = packet.default
+                where = places([one.name for one in overload._schema.arguments])
+                self._kernels[name] = self._kernel(name, overload, int(op), where)
+        self._share = Share()
+        self._inside = 0
+        self._uncounted: set[int] = set()
+        self._own_ns = 0
+        self._calls = 0
+        self._dtypes: dict[Any, int] = {}
+        self.active: Recorder | None = None
+        self.retired = ""
+        """Why the tier has switched itself off for good."""
+
+    def look(self, now: bool) -> None:
+        """Be on, or off."""
+        if now == (self._library is not None):
+            return
+        if not now:
+            library, self._library = self._library, None
+            library._destroy()
+            return
+        # Torch unregisters when the Library is collected: it must be kept.
+        self._library = self._torch.library.Library("c10d", "IMPL")
+        for name, kernel in self._kernels.items():
+            self._library.impl(name, kernel, "ADInplaceOrView", with_keyset=True)
+
+    @property
+    def looking(self) -> bool:
+        return self._library is not None
+
+    def step_ended(self, totals: StepTotals) -> None:
+        active = self.active
+        if active is None or active is not recorder.current:
+            return
+        now, looked = now_ns(), self.looking
+        cost = self._own_ns + self._calls * DISPATCH_NS if looked else None
+        self._share.step_ended(now - totals.start_ns, cost)
+        if looked:
+            totals.own_ns += cost or 0
+        else:
+            totals.comm_count = totals.comm_bytes = UNKNOWN
+        self._own_ns = self._calls = 0
+        if self._inside == 0:
+            self.look(not self.retired and self._share.looks_at(active.step + 1))
+        if self.retired and looked and not self.looking:
+            active.facts.write("tier_off", tier="dispatch", why=self.retired, step=active.step)
+
+    def _kernel(self, name: str, overload: Any, op: int, where: Places) -> Callable[..., Any]:
+        begin, finish = guarded(f"c10d.{name}", self._begin), guarded(f"c10d.{name}", self._finish)
+        redispatch, after = overload.redispatch, self._after
+
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            active = self.active
+            if active is None or active is not recorder.current:
+                return redispatch(keys & after, *args, **kwargs)
+            began = now_ns()
+            taken = begin(active, op, where, args)
+            self._inside += 1
+            issuing = now_ns()
+            try:
+                result = redispatch(keys & after, *args, **kwargs)
+            except BaseException:
+                if taken is not None:
+                    active.complete(taken.token, ok=False)
+                raise
+            finally:
+                self._inside -= 1
+            returned = now_ns()
+            if taken is not None:
+                finish(active, name, taken, result)
+            self._own_ns += now_ns() - returned + issuing - began
+            self._calls += 1
+            return result
+
+        return kernel
+
+    def _begin(self, active: Recorder, op: int, where: Places, args: tuple[Any, ...]) -> Taken:
+        if not active.on_training_thread() and active.current_phase != _BACKWARD:
+            self.retired = "collectives are issued by several threads"
+        group = self._distributed.ProcessGroup.unbox(args[where.group])
+        number = group_id(group.group_name)
+        both = args[where.both] if where.both >= 0 else None
+        given = both if where.given < 0 else args[where.given]
+        taken = both if where.taken < 0 else args[where.taken]
+        tensor = first(given)
+        tensor = first(taken) if tensor is None else tensor
+        bytes_in = 0 if op in (_BARRIER, _RECV) else size(given)
+        bytes_out = 0 if op in (_BARRIER, _SEND) else size(taken)
+        flags = context.flags | _SAMPLED
+        if not 0 <= where.asynchronous < len(args) or args[where.asynchronous]:
+            flags |= _ASYNC
+        host = tensor is None or tensor.device.type == "cpu"
+        if not host:
+            flags |= _END_UNKNOWN
+        label = label_of(op, number, active.current_phase, bytes_in)
+        peer = args[where.peer] if where.peer >= 0 else -1
+        dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
+        seq = self._seq(group, number, op)
+        token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
+        return Taken(token, number, host)
+
+    def _finish(self, active: Recorder, name: str, taken: Taken, result: Any) -> None:
+        boxed = result[-1] if isinstance(result, (list, tuple)) else result
+        work = None if boxed is None else self._distributed.Work.unbox(boxed)
+        if taken.on_host:
+            follow(active, taken.token, work, name, taken.group)
+        else:
+            active.issued(taken.token)
+
+    def _seq(self, group: Any, number: int, op: int) -> int:
+        """Torch's own count of the group's collectives, which goes on while nobody looks; -1 where it has none.
+
+        Gloo's count includes sends and receives, so that of a group with any differs between ranks.
+        """
+        if op in (_SEND, _RECV):
+            self._uncounted.add(number)
+        if number in self._uncounted:
+            return -1
+        try:
+            return int(group._get_sequence_number_for_group()) + 1
+        except RuntimeError:
+            self._uncounted.add(number)
+            return -1
+
+    def _dtype(self, active: Recorder, dtype: Any) -> int:
+        found = self._dtypes.get(dtype)
+        if found is None:
+            found = self._dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
+        return found
+
+    def bind(self, active: Recorder) -> None:
+        """Record into *active*, whose names are new."""
+        self.active = active
+        self._dtypes.clear()
+        self._uncounted.clear()
+        active.at_step_end("dispatch", self.step_ended)
+        self.look(not self.retired)
+
+    def stop(self) -> None:
+        self.active = None
+        if self._inside == 0:
+            self.look(False)
+
+
+_tier: DispatchTier | None = None
+
+
+def start(active: Recorder, patches: Patches) -> bool:
+    global _tier
+    torch = sys.modules["torch"]
+    if not hasattr(torch._C, "_after_ADInplaceOrView_keyset"):
+        return False
+    if _tier is None:
+        _tier = DispatchTier(torch)
+        patches.undo_with(stop)
+    _tier.bind(active)
+    return True
+
+
+def stop() -> None:
+    global _tier
+    if _tier is not None:
+        _tier.stop()
+    _tier = None
+
+
+def group_met(_active: Recorder, _group: Any, _name: str, _number: int) -> None:
+    """The dispatcher needs nothing of a group."""
+
+
+def sees() -> dict[str, Any]:
+    return {
+        "share": "a share of the steps; the first ones always",
+        "sees": ["issued from Python", "issued from C++", "end (host backends)"],
+        "blind": ["steps between the samples", "torch.inference_mode", "end on a device", "end of asynchronous p2p"],
+    }

@@ -1,0 +1,63 @@
+"""What the Python tiers share: beginning a record, numbering it, and learning when the collective is over."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ddiag.capture.door import guarded
+from ddiag.capture.hooks import waits
+from ddiag.capture.recorder import Recorder
+from ddiag.schema.phases import Op
+
+_SEND, _RECV = int(Op.SEND), int(Op.RECV)
+
+
+class Sequence:
+    """Numbers of a group's collectives, from 1; sends and receives are counted by peer, since other ranks have none."""
+
+    def __init__(self) -> None:
+        self._collectives = 0
+        self._pairs: dict[tuple[int, int], int] = {}
+
+    def next(self, op: int, peer: int) -> int:
+        if op != _SEND and op != _RECV:
+            self._collectives += 1
+            return self._collectives
+        pair = (op, peer)
+        number = self._pairs[pair] = self._pairs.get(pair, 0) + 1
+        return number
+
+
+_no_future: set[object] = set()
+"""Operations whose Work offers no future: torch raises, which is dear, so it is asked once."""
+
+
+def follow(active: Recorder, token: int, work: Any, operation: object, group: int) -> None:
+    """The call has returned *work* (of a host backend): record when it is over."""
+    active.issued(token)
+    if work is None:
+        active.complete(token)
+        return
+    if operation not in _no_future:
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            _no_future.add(operation)
+        else:
+            waits.forget()
+            future.add_done_callback(partial(_done, active, token))
+            return
+    waits.ends_when_waited(token, group)
+
+
+def _over(active: Recorder, token: int, future: Any) -> None:
+    try:
+        future.value()
+    except RuntimeError:
+        active.complete(token, ok=False)
+    else:
+        active.complete(token)
+
+
+_done = guarded("collective.done", _over)

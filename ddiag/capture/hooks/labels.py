@@ -1,0 +1,112 @@
+"""What a collective is for: the label of the scope it is issued in, or the bucket of a gradient reducer.
+
+Labels are texts: ``ddp0/bucket3`` (bucket 3 of the first DDP module), ``fsdp/layers.0`` (a sharded unit by its module),
+``zero/…`` (a DeepSpeed scope), ``pp/stage1/mb2`` (a stage of a pipeline and its micro-batch).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ddiag.schema.phases import Flag, Op, Phase
+from ddiag.schema.ring import NO_NAME
+
+_BACKWARD, _ALL_REDUCE = int(Phase.BACKWARD), int(Op.ALL_REDUCE)
+_NO_SYNC = int(Flag.NO_SYNC)
+
+
+class Context(threading.local):
+    """Of the calling thread."""
+
+    label = NO_NAME
+    flags = 0
+
+    def __init__(self) -> None:
+        self.outer: list[int] = []
+
+
+context = Context()
+told: Callable[[int, int], None] | None = None
+"""The native kernel's ``set_context(label, flags)``, once it runs."""
+
+
+def push(label: int) -> None:
+    """Collectives the calling thread issues from now on are for *label*, until :func:`pop`."""
+    context.outer.append(context.label)
+    context.label = label
+    if told is not None:
+        told(label, context.flags)
+
+
+def pop() -> None:
+    context.label = context.outer.pop() if context.outer else NO_NAME
+    if told is not None:
+        told(context.label, context.flags)
+
+
+def set_no_sync(inside: bool) -> None:
+    flags = context.flags | _NO_SYNC if inside else context.flags & ~_NO_SYNC
+    if flags != context.flags:
+        context.flags = flags
+        if told is not None:
+            told(context.label, flags)
+
+
+class Buckets:
+    """What one gradient reducer reduces in every backward pass, in order: tells its buckets by their bytes."""
+
+    def __init__(self, sizes: list[int], labels: list[int]) -> None:
+        self._sizes = sizes
+        self._labels = labels
+        self._next = 0
+
+    def rewind(self) -> None:
+        """A backward pass begins."""
+        self._next = 0
+
+    def label(self, size: int) -> int:
+        """The label of the next bucket of that size; -1 when there is none."""
+        count = len(self._sizes)
+        for skipped in range(count):
+            at = (self._next + skipped) % count
+            if self._sizes[at] == size:
+                self._next = at + 1
+                return self._labels[at]
+        return NO_NAME
+
+
+reducers: dict[int, list[Buckets]] = {}
+"""By id of the group."""
+
+
+def label_of(op: int, group_id: int, phase: int, size: int) -> int:
+    """The label of a collective that is about to be issued."""
+    label: int = context.label
+    if label >= 0 or op != _ALL_REDUCE or phase != _BACKWARD or group_id not in reducers:
+        return label
+    for one in reducers[group_id]:
+        found = one.label(size)
+        if found >= 0:
+            return found
+    return NO_NAME
+
+
+def in_scope(name: Callable[[tuple[Any, ...]], int | None]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(before, after) of :func:`ddiag.capture.door.around` that label what the wrapped call issues.
+
+    *name* gives the label's id from the call's arguments, or None for "leave it as it is".
+    """
+
+    def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
+        label = name(args)
+        if label is None:
+            return None
+        push(label)
+        return True
+
+    def after(_token: bool, _result: Any, _failed: bool) -> None:
+        pop()
+
+    return before, after

@@ -1,0 +1,515 @@
+// The native kernel: sees every c10d operation, issued from Python or from C++, and writes it into `.native.ring`
+// (ddiag/schema/ring.py) without the GIL and without locks on the way.
+//
+// It is a boxed kernel at the ADInplaceOrView dispatch key, above every backend, which looks at the arguments, passes
+// them on, and asks the returned Work's future to tell when it is over. Nothing here throws; what fails is counted.
+// Blind spot: operations on inference tensors (torch.inference_mode) skip this key.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/library.h>
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+// -- the layout of ddiag/schema/ring.py; tests/unit/capture/test_native_layout.py compares ----------------------------
+
+constexpr uint64_t kHeaderBytes = 4096;
+constexpr uint64_t kHeadOffset = 512;
+constexpr uint64_t kLiveOffset = 576;
+constexpr int kLiveStep = 1, kLivePhase = 2, kLiveProgress = 4, kLiveSeq = 5, kLiveErrors = 6, kLiveMicroStep = 9;
+
+struct Record {
+  uint64_t index;
+  uint16_t kind, op;
+  uint32_t flags;
+  int32_t group, label;
+  int64_t step;
+  uint16_t phase, dtype;
+  int32_t peer;
+  int64_t seq, enqueue_ns, start_ns, end_ns, bytes_in, bytes_out, thread;
+  double value;
+  uint32_t state, micro_step;
+  char rest[16];
+};
+static_assert(sizeof(Record) == 128, "a record has 128 bytes");
+static_assert(offsetof(Record, end_ns) == 64 && offsetof(Record, state) == 104, "see ring.END_OFFSET, STATE_OFFSET");
+
+enum Kind : uint16_t { kCollective = 1 };
+enum State : uint32_t { kOpen = 1, kIssued = 2, kDone = 3, kFailed = 4 };
+enum Flag : uint32_t { kAsync = 1, kNativeFlag = 4, kEndIsWait = 16, kEndUnknown = 256 };
+constexpr uint16_t kNoDtype = 65535;
+constexpr uint16_t kBackward = 4;
+
+enum Op : uint16_t {
+  kAllReduce = 1, kAllGather, kReduceScatter, kBroadcast, kReduce, kAllToAll, kGather, kScatter, kSend, kRecv, kBarrier
+};
+
+struct Operation {
+  const char* name;
+  Op op;
+};
+constexpr std::array<Operation, 20> kOperations{{
+    {"allreduce_", kAllReduce},
+    {"allreduce_coalesced_", kAllReduce},
+    {"_allgather_base_", kAllGather},
+    {"allgather_", kAllGather},
+    {"allgather_coalesced_", kAllGather},
+    {"allgather_into_tensor_coalesced_", kAllGather},
+    {"_reduce_scatter_base_", kReduceScatter},
+    {"reduce_scatter_", kReduceScatter},
+    {"reduce_scatter_tensor_coalesced_", kReduceScatter},
+    {"broadcast_", kBroadcast},
+    {"reduce_", kReduce},
+    {"alltoall_", kAllToAll},
+    {"alltoall_base_", kAllToAll},
+    {"gather_", kGather},
+    {"scatter_", kScatter},
+    {"send", kSend},
+    {"recv_", kRecv},
+    {"recv_any_source_", kRecv},
+    {"barrier", kBarrier},
+    {"monitored_barrier_", kBarrier},
+}};
+bool point_to_point(Op op) { return op == kSend || op == kRecv; }
+
+int64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);  // what Python's time.monotonic_ns reads
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+// -- the ring --------------------------------------------------------------------------------------------------------
+
+// One recording of this process. Never freed: a late completion of an earlier one may still write into its mapping.
+struct Ring {
+  char* base;
+  Record* records;
+  uint64_t capacity;
+  const int64_t* live;     // of the Python ring: step, phase, micro step
+  int64_t* own_live;       // of this ring: progress, seq, errors
+  int64_t* python_live;    // where the supervisor looks for progress
+  std::atomic<uint64_t> next{0};
+};
+
+std::atomic<Ring*> active{nullptr};
+std::atomic<int64_t> total_count{0}, total_bytes{0}, total_wait_ns{0}, errors{0};
+
+template <class T>
+void put(T* place, T value) { __atomic_store_n(place, value, __ATOMIC_RELAXED); }
+
+void count_error(Ring* ring) {
+  const int64_t so_far = errors.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (ring != nullptr) put(ring->own_live + kLiveErrors, so_far);
+}
+
+uint64_t begin(Ring* ring, Record filled) {
+  const uint64_t token = ring->next.fetch_add(1, std::memory_order_relaxed);
+  Record* slot = ring->records + token % ring->capacity;
+  put(&slot->index, uint64_t{0});
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  const size_t skip = sizeof(uint64_t);
+  std::memcpy(reinterpret_cast<char*>(slot) + skip, reinterpret_cast<char*>(&filled) + skip, sizeof(Record) - skip);
+  __atomic_store_n(&slot->index, token + 1, __ATOMIC_RELEASE);
+  put(reinterpret_cast<uint64_t*>(ring->base + kHeadOffset), token + 1);
+  return token;
+}
+
+Record* slot_of(Ring* ring, uint64_t token) {
+  Record* slot = ring->records + token % ring->capacity;
+  return __atomic_load_n(&slot->index, __ATOMIC_ACQUIRE) == token + 1 ? slot : nullptr;
+}
+
+// The call returned. A completion may have come first: it stays.
+void issued(Ring* ring, uint64_t token, uint32_t flags) {
+  Record* slot = slot_of(ring, token);
+  if (slot == nullptr) return;
+  if (flags != 0) __atomic_fetch_or(&slot->flags, flags, __ATOMIC_RELAXED);
+  uint32_t expected = kOpen;
+  __atomic_compare_exchange_n(&slot->state, &expected, uint32_t{kIssued}, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+
+void complete(Ring* ring, uint64_t token, bool ok, uint32_t flags = 0) {
+  const int64_t now = now_ns();
+  put(ring->python_live + kLiveProgress, now);
+  put(ring->own_live + kLiveProgress, now);
+  Record* slot = slot_of(ring, token);
+  if (slot == nullptr) return;
+  if (flags != 0) __atomic_fetch_or(&slot->flags, flags, __ATOMIC_RELAXED);
+  put(&slot->end_ns, now);
+  __atomic_store_n(&slot->state, ok ? uint32_t{kDone} : uint32_t{kFailed}, __ATOMIC_RELEASE);
+}
+
+// -- what Python knows and this code asks ------------------------------------------------------------------------------
+
+thread_local int32_t own_label = -1;
+thread_local uint32_t own_flags = 0;
+thread_local int64_t own_tid = 0;
+
+int64_t tid() {
+  if (own_tid == 0) own_tid = syscall(SYS_gettid);
+  return own_tid;
+}
+
+// Of a gradient reducer: what it reduces, in order, in every backward pass.
+struct Buckets {
+  std::vector<int64_t> bytes;
+  std::vector<int32_t> labels;
+  size_t next = 0;
+
+  int32_t label(int64_t of_bytes) {
+    for (size_t skipped = 0; skipped < bytes.size(); ++skipped) {
+      const size_t at = (next + skipped) % bytes.size();
+      if (bytes[at] == of_bytes) {
+        next = at + 1;
+        return labels[at];
+      }
+    }
+    return -1;
+  }
+};
+
+struct Group {
+  int32_t id = -1;
+  int64_t collectives = 0;
+  std::unordered_map<int64_t, int64_t> point_to_point;  // by peer and direction
+  std::vector<Buckets> reducers;
+};
+
+// Held for a look-up and a count only; never while torch runs.
+std::mutex tables;
+std::unordered_map<const void*, Group> groups;
+std::array<uint16_t, 128> dtypes;
+
+// Works whose future torch does not offer (gloo's reduce_scatter, send, recv): their end is seen when somebody waits.
+std::unordered_map<const void*, uint64_t> waited_works;
+std::atomic<size_t> waited_count{0};
+constexpr size_t kMostWaited = 4096;
+
+struct Numbers {
+  int32_t group;
+  int64_t seq;
+  int32_t label;
+};
+
+Numbers numbers_of(const c10d::ProcessGroup* group, Op op, int32_t peer, int64_t bytes, bool in_backward) {
+  std::lock_guard<std::mutex> hold(tables);
+  Group& found = groups[group];
+  Numbers numbers{found.id, 0, own_label};
+  if (point_to_point(op)) {
+    numbers.seq = ++found.point_to_point[int64_t{peer} * 2 + (op == kSend)];
+  } else {
+    numbers.seq = ++found.collectives;
+  }
+  if (op == kAllReduce && in_backward && own_label < 0) {
+    for (Buckets& one : found.reducers) {
+      numbers.label = one.label(bytes);
+      if (numbers.label >= 0) break;
+    }
+  }
+  return numbers;
+}
+
+void forget_waited(const void* work) {
+  if (waited_count.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard<std::mutex> hold(tables);
+  waited_works.erase(work);
+  waited_count.store(waited_works.size(), std::memory_order_relaxed);
+}
+
+// -- the arguments of an operation ------------------------------------------------------------------------------------
+
+// Where an operation's schema (it differs between versions of torch) keeps what we look at; -1 it has none.
+struct Places {
+  int arguments = 0, group = -1, async = -1, peer = -1, given = -1, taken = -1, both = -1;
+};
+
+Places find_places(const c10::FunctionSchema& schema) {
+  Places found;
+  const auto& arguments = schema.arguments();
+  found.arguments = static_cast<int>(arguments.size());
+  for (int i = 0; i < found.arguments; ++i) {
+    const std::string_view name = arguments[i].name();
+    if (name == "process_group") found.group = i;
+    else if (name == "async_op") found.async = i;
+    else if (name == "root_rank" || name == "dst" || name == "src") found.peer = i;
+    else if (name == "tensors" || name == "tensor") found.both = i;
+    else if (found.taken < 0 && name.substr(0, 6) == "output") found.taken = i;
+    else if (found.given < 0 && name.substr(0, 5) == "input") found.given = i;
+  }
+  return found;
+}
+
+struct Size {
+  int64_t bytes = 0;
+  int dtype = -1;
+  bool on_host = true;
+};
+
+void add(Size& size, const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  size.bytes += static_cast<int64_t>(tensor.nbytes());
+  if (size.dtype < 0) {
+    size.dtype = static_cast<int>(tensor.scalar_type());
+    size.on_host = tensor.device().is_cpu();
+  }
+}
+
+void add(Size& size, const c10::IValue& value) {
+  if (value.isTensor()) {
+    add(size, value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& one : value.toTensorList()) add(size, one);
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toList()) add(size, one);
+  }
+}
+
+// -- the kernel --------------------------------------------------------------------------------------------------------
+
+struct Taken {
+  Ring* ring = nullptr;
+  uint64_t token = 0;
+  bool on_host = true;
+};
+
+Taken take(size_t which, const Places& places, const torch::jit::Stack& stack) {
+  Ring* ring = active.load(std::memory_order_acquire);
+  if (ring == nullptr || places.group < 0 || places.arguments > static_cast<int>(stack.size())) return {};
+  const c10::IValue* arguments = stack.data() + (stack.size() - places.arguments);
+  const Op op = kOperations[which].op;
+  Size given, taken;
+  if (op != kBarrier) {
+    if (places.given >= 0) add(given, arguments[places.given]);
+    if (places.taken >= 0) add(taken, arguments[places.taken]);
+    if (places.both >= 0 && op != kRecv) add(given, arguments[places.both]);
+    if (places.both >= 0 && op != kSend) add(taken, arguments[places.both]);
+  } else if (places.both >= 0 && arguments[places.both].isTensor()) {
+    given.on_host = arguments[places.both].toTensor().device().is_cpu();
+  }
+  const Size& known = given.dtype >= 0 ? given : taken;
+  const auto group = arguments[places.group].toCustomClass<c10d::ProcessGroup>();
+
+  Record record{};
+  record.kind = kCollective;
+  record.op = op;
+  record.peer = places.peer >= 0 ? static_cast<int32_t>(arguments[places.peer].toInt()) : -1;
+  record.phase = static_cast<uint16_t>(ring->live[kLivePhase]);
+  record.step = ring->live[kLiveStep];
+  record.micro_step = static_cast<uint32_t>(ring->live[kLiveMicroStep]);
+  record.bytes_in = op == kBarrier ? 0 : given.bytes;
+  record.bytes_out = op == kBarrier ? 0 : taken.bytes;
+  record.dtype = op == kBarrier || known.dtype < 0 || known.dtype >= 128 ? kNoDtype : dtypes[known.dtype];
+  const Numbers numbers = numbers_of(group.get(), op, record.peer, given.bytes, record.phase == kBackward);
+  record.group = numbers.group;
+  record.seq = numbers.seq;
+  record.label = numbers.label;
+  const bool async = places.async < 0 || arguments[places.async].toBool();
+  record.flags = kNativeFlag | own_flags | (async ? uint32_t{kAsync} : 0u);
+  record.thread = tid();
+  record.state = kOpen;
+  record.enqueue_ns = record.start_ns = now_ns();
+  put(ring->python_live + kLiveProgress, record.enqueue_ns);
+  put(ring->own_live + kLiveProgress, record.enqueue_ns);
+  put(ring->python_live + kLiveSeq, record.seq);
+  total_count.fetch_add(1, std::memory_order_relaxed);
+  total_bytes.fetch_add(record.bytes_in, std::memory_order_relaxed);
+  return {ring, begin(ring, record), known.on_host && given.on_host};
+}
+
+// Torch raises in getFuture where a backend offers none, which is dear: it is asked once per operation.
+std::array<std::atomic<bool>, kOperations.size()> no_future{};
+
+void follow(size_t which, const Taken& taken, const torch::jit::Stack& stack) {
+  if (stack.empty() || !stack.back().isCustomClass()) {
+    complete(taken.ring, taken.token, true);  // monitored_barrier returns nothing, and only once all have come
+    return;
+  }
+  const auto work = stack.back().toCustomClass<c10d::Work>();
+  if (!work) {
+    complete(taken.ring, taken.token, true);
+    return;
+  }
+  if (!taken.on_host) {
+    issued(taken.ring, taken.token, kEndUnknown);  // a device's future is complete at once: it says nothing
+    return;
+  }
+  forget_waited(work.get());
+  if (!no_future[which].load(std::memory_order_relaxed)) {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    try {
+      future = work->getFuture();
+    } catch (const std::exception&) {
+      no_future[which].store(true, std::memory_order_relaxed);
+    }
+    if (future) {
+      Ring* ring = taken.ring;
+      const uint64_t token = taken.token;
+      issued(ring, token, 0);
+      future->addCallback([ring, token](c10::ivalue::Future& done) { complete(ring, token, !done.hasError()); }, true);
+      return;
+    }
+  }
+  issued(taken.ring, taken.token, kEndIsWait);
+  std::lock_guard<std::mutex> hold(tables);
+  if (waited_works.size() >= kMostWaited) waited_works.clear();
+  waited_works[work.get()] = taken.token;
+  waited_count.store(waited_works.size(), std::memory_order_relaxed);
+}
+
+template <size_t Which>
+void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  static const Places places = find_places(op.schema());
+  Taken taken;
+  try {
+    taken = take(Which, places, *stack);
+  } catch (const std::exception&) {
+    count_error(active.load(std::memory_order_relaxed));
+  }
+  try {
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  } catch (...) {
+    if (taken.ring != nullptr) complete(taken.ring, taken.token, false);
+    throw;
+  }
+  if (taken.ring == nullptr) return;
+  try {
+    follow(Which, taken, *stack);
+  } catch (const std::exception&) {
+    count_error(taken.ring);
+  }
+}
+
+template <size_t... Which>
+void register_kernels(torch::Library& library, std::index_sequence<Which...>) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto one = [&](const char* name, torch::CppFunction function) {
+    const std::string full = std::string("c10d::") + name;
+    if (dispatcher.findSchema({full, ""}).has_value()) library.impl(name, std::move(function));
+  };
+  (one(kOperations[Which].name, torch::CppFunction::makeFromBoxedFunction<&kernel<Which>>()), ...);
+}
+
+TORCH_LIBRARY_IMPL(c10d, ADInplaceOrView, library) {
+  register_kernels(library, std::make_index_sequence<kOperations.size()>{});
+}
+
+// -- Python's side -----------------------------------------------------------------------------------------------------
+
+char* map_file(const std::string& path, uint64_t bytes) {
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return nullptr;
+  void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
+}
+
+bool start(const std::string& own, const std::string& python, uint64_t capacity) {
+  char* base = map_file(own, kHeaderBytes + capacity * sizeof(Record));
+  char* other = map_file(python, kHeaderBytes);
+  if (base == nullptr || other == nullptr) return false;
+  auto* ring = new Ring;
+  ring->base = base;
+  ring->records = reinterpret_cast<Record*>(base + kHeaderBytes);
+  ring->capacity = capacity;
+  ring->python_live = reinterpret_cast<int64_t*>(other + kLiveOffset);
+  ring->live = ring->python_live;
+  ring->own_live = reinterpret_cast<int64_t*>(base + kLiveOffset);
+  active.store(ring, std::memory_order_release);
+  return true;
+}
+
+void stop() { active.store(nullptr, std::memory_order_release); }
+
+// A fork must not catch another thread inside the tables.
+void before_fork() { tables.lock(); }
+void after_fork() { tables.unlock(); }
+
+void sleep_in_child() {
+  active.store(nullptr, std::memory_order_release);
+  own_tid = 0;
+  waited_works.clear();
+  waited_count.store(0);
+  tables.unlock();
+}
+
+void set_group(const c10d::ProcessGroup& group, int32_t id) {
+  std::lock_guard<std::mutex> hold(tables);
+  groups[&group] = Group{};  // the address may have belonged to a group that is gone
+  groups[&group].id = id;
+}
+
+void set_dtype(at::ScalarType type, uint16_t id) { dtypes.at(static_cast<size_t>(type)) = id; }
+
+void set_context(int32_t label, uint32_t flags) {
+  own_label = label;
+  own_flags = flags;
+}
+
+void set_buckets(const c10d::ProcessGroup& group, size_t reducer, std::vector<int64_t> bytes, std::vector<int32_t> labels) {
+  std::lock_guard<std::mutex> hold(tables);
+  auto& reducers = groups[&group].reducers;
+  if (reducers.size() <= reducer) reducers.resize(reducer + 1);
+  reducers[reducer] = Buckets{std::move(bytes), std::move(labels)};
+}
+
+void rewind_buckets(const c10d::ProcessGroup& group, size_t reducer) {
+  std::lock_guard<std::mutex> hold(tables);
+  auto& reducers = groups[&group].reducers;
+  if (reducer < reducers.size()) reducers[reducer].next = 0;
+}
+
+// Python waited for *work* until now, *wait_ns* long.
+void waited(const c10d::Work& work, int64_t wait_ns, bool ok) {
+  total_wait_ns.fetch_add(wait_ns, std::memory_order_relaxed);
+  if (waited_count.load(std::memory_order_relaxed) == 0) return;
+  uint64_t token = 0;
+  {
+    std::lock_guard<std::mutex> hold(tables);
+    const auto found = waited_works.find(&work);
+    if (found == waited_works.end()) return;
+    token = found->second;
+    waited_works.erase(found);
+    waited_count.store(waited_works.size(), std::memory_order_relaxed);
+  }
+  Ring* ring = active.load(std::memory_order_acquire);
+  if (ring != nullptr) complete(ring, token, ok, kEndIsWait);
+}
+
+std::tuple<int64_t, int64_t, int64_t> totals() { return {total_count.load(), total_bytes.load(), total_wait_ns.load()}; }
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  dtypes.fill(kNoDtype);
+  pthread_atfork(before_fork, after_fork, sleep_in_child);
+  module.def("start", &start);
+  module.def("stop", &stop);
+  module.def("set_group", &set_group);
+  module.def("set_dtype", &set_dtype);
+  module.def("set_context", &set_context);
+  module.def("set_buckets", &set_buckets);
+  module.def("rewind_buckets", &rewind_buckets);
+  module.def("waited", &waited);
+  module.def("totals", &totals);
+  module.def("errors", [] { return errors.load(); });
+}
