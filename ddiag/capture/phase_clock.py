@@ -150,7 +150,7 @@ class PhaseClock:
         self._leave_stale(_FORWARD)
         self.resume_training()
         self.training_source, self.eval_called = self.last_source, False
-        if not self._forward_seen and self.current_phase in (_NONE, _OPTIMIZER):
+        if not (self._forward_seen or self._untouched) and self.current_phase in (_NONE, _OPTIMIZER):
             self._infer_forward(now_ns())
         self.sample_peaks()
         return self.enter(_BACKWARD)

@@ -33,7 +33,7 @@ WATCHED: tuple[tuple[str, str], ...] = (
 )
 """(module of torch or of a framework, module of ours). A module may be watched by several."""
 
-ALWAYS: tuple[str, ...] = ("gc_pauses", "memory")
+ALWAYS: tuple[str, ...] = ("gc_pauses", "memory", "requested")
 """Modules of ours that need no module of torch."""
 
 
