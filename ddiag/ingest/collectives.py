@@ -46,8 +46,8 @@ class HostCalls:
     end: IntColumn
     call: IntColumn
     external_id: IntColumn
-    dims: IntColumn
-    dtypes: IntColumn
+    shape: list[tuple[int, int]]
+    """Codes of shapes and types."""
     is_record: Mask
     is_worker: Mask
     is_enqueue: Mask
@@ -70,8 +70,7 @@ def host_calls(names: list[str], ops: dict[str, IntColumn]) -> HostCalls:
         end=ops["end_ns"][rows],
         call=ops["call"][rows],
         external_id=ops["external_id"][rows],
-        dims=ops["dims"][rows],
-        dtypes=ops["dtypes"][rows],
+        shape=list(zip(ops["dims"][rows].tolist(), ops["dtypes"][rows].tolist(), strict=True)),
         is_record=role == 1,
         is_worker=role == 2,
         is_enqueue=role == 3,

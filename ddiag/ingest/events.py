@@ -25,19 +25,19 @@ class Args(Struct, gc=False):
     """The arguments every trace may carry; -1 where an id is missing (the tables' word for it), None elsewhere."""
 
     external_id: Number = field(name="External id", default=-1)
-    correlation: Number = -1
-    stream: Number = None
     device: Number = None
+    stream: Number = None
+    correlation: Number = -1
     bytes: Number = None
-    sequence: Number = field(name="Sequence number", default=-1)
     fwd_tid: Number = field(name="Fwd thread id", default=-1)
-    dims: Raw = field(name="Input Dims", default=MISSING)
+    sequence: Number = field(name="Sequence number", default=-1)
     dtypes: Raw = field(name="Input type", default=MISSING)
+    dims: Raw = field(name="Input Dims", default=MISSING)
+    device_type: Number = field(name="Device Type", default=None)
+    device_id: Number = field(name="Device Id", default=None)
     memory_bytes: Number = field(name="Bytes", default=None)
     allocated: Number = field(name="Total Allocated", default=None)
     reserved: Number = field(name="Total Reserved", default=None)
-    device_type: Number = field(name="Device Type", default=None)
-    device_id: Number = field(name="Device Id", default=None)
     old_external_id: Number = field(name="external id", default=None)
 
 

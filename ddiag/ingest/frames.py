@@ -100,8 +100,7 @@ class _Shared:
                 "external_id": columns["external_id"],
                 "sequence": columns["sequence"],
                 "fwd_tid": columns["fwd_tid"],
-                "dims": _texts(shapes, columns["dims"]),
-                "dtypes": _texts(shapes, columns["dtypes"]),
+                **{key: _texts(shapes, columns[key]) for key in ("dims", "dtypes") if texts},
             }
         )
 
@@ -158,7 +157,7 @@ class _Shared:
         ).drop("memset")
 
 
-def _taken(values: pl.Series, codes: IntColumn) -> pl.Series:
+def _taken(values: pl.Series, codes: IntColumn | pl.Series) -> pl.Series:
     taken: pl.Series = values.gather(codes)
     return taken
 
@@ -168,8 +167,9 @@ def _known(column: str, condition: pl.Expr) -> pl.Expr:
 
 
 def _texts(values: pl.Series, codes: IntColumn) -> pl.Series:
+    """Shared text for codes, null for -1."""
     positions = pl.Series(codes)
-    return values.gather(pl.select(pl.when(positions >= 0).then(positions)).to_series())
+    return _taken(values, pl.select(pl.when(positions >= 0).then(positions)).to_series())
 
 
 def _memory(columns: Columns) -> pl.DataFrame:
