@@ -123,6 +123,13 @@ class RingWriter:
         self._halves[(word << 1) + _STATE_HALF] = state
         return True
 
+    def add_flags(self, token: int, flags: int) -> bool:
+        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        if token < 0 or self.words[word] != token + 1:
+            return False
+        self._halves[(word << 1) + _FLAGS_HALF] |= flags
+        return True
+
     def set_times(self, token: int, start_ns: int, end_ns: int, *, flags: int, state: int = State.DONE) -> bool:
         """Close record *token* with times measured elsewhere (on a device); *flags* are added to its own."""
         word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
