@@ -1,4 +1,4 @@
-"""Evidence in, facts out: reads profiler traces of one job into a :class:`ddiag.model.run.Run`."""
+"""Evidence in, facts out: reads profiler traces or a recording of one job into a :class:`ddiag.model.run.Run`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from ddiag.errors import InputError
 from ddiag.ingest.assemble import assemble
 from ddiag.ingest.discover import discover
 from ddiag.ingest.read import Refused
+from ddiag.ingest.recorded_files import claim
+from ddiag.ingest.run_folder import recorded_run, with_traces
 from ddiag.ingest.trace import Trace
 from ddiag.ingest.workers import read_all
 from ddiag.model.run import Run
@@ -21,18 +23,22 @@ _SHOWN = 12
 def load(
     paths: Sequence[str], *, jobs: int | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Run:
-    """Read *paths* (files, folders, patterns, URLs; plain, gz, zst or zip) of one job.
+    """Read *paths* (files, folders, patterns, URLs; plain, gz, zst or zip) of one job: traces, or a run folder.
 
     *jobs*: worker processes; None chooses. *progress* is called with (files done, files in all, path).
     Raises :class:`~ddiag.errors.InputError` when nothing is usable; what else was wrong is in ``run.coverage``.
     """
     found = discover(paths)
-    outcomes = read_all(found.sources, jobs, progress)
+    recordings, files = claim(found.sources)
+    outcomes = read_all(files, jobs, progress)
     traces = [outcome for outcome in outcomes if isinstance(outcome, Trace)]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     failed = [one for one in refused if one.is_trace or one.source.explicit]
     unreadable = [*found.unreadable, *((one.source.label, one.why) for one in failed)]
     skipped = _skipped([one for one in refused if one not in failed])
+    if recordings:
+        run = recorded_run(recordings, unreadable, skipped)
+        return with_traces(run, assemble(traces, ())) if traces else run
     if not traces:
         raise InputError(_nothing_usable(paths, unreadable, skipped))
     return assemble(traces, unreadable, skipped)

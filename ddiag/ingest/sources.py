@@ -187,6 +187,15 @@ def open_text(source: Source) -> Iterator[PlainText]:
             yield PlainText(member, archive.getinfo(source.member).file_size)
 
 
+def read_whole(source: Source) -> bytes:
+    """The bytes of *source* as they are now; for files that are small, like those of a recording."""
+    with open_binary(source.path) as raw:
+        if not source.member:
+            return raw.read()
+        with zipfile.ZipFile(raw) as archive:
+            return archive.read(source.member)
+
+
 def zip_members(path: str) -> list[tuple[str, int]]:
     """(name, unpacked size) of the files in an archive."""
     with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:

@@ -52,6 +52,13 @@ class Run:
 
     tables: Mapping[str, pl.DataFrame]
     coverage: Coverage = field(default_factory=Coverage)
+    traces: Run | None = None
+    """Of a recorded run: the profiler traces taken meanwhile, as a run of their own (same ranks, same clock)."""
+
+    @property
+    def recorded(self) -> bool:
+        """ddiag's recorder made it, rather than a profiler."""
+        return "step_summaries" in self.tables or "phases" in self.tables
 
     def table(self, name: str) -> pl.DataFrame:
         """The table *name*, empty with the right columns when the evidence has none."""

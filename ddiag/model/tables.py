@@ -7,51 +7,14 @@ evidence gives it). A null means "the evidence does not say"; a measured zero st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import polars as pl
 
-Name = pl.Categorical
-"""Interned text: kernel, operator and API names repeat thousands of times."""
+from ddiag.model.columns import CORRELATION, END, RANK, START, TID, Column, Name, Table
+from ddiag.model.recorded import PHASES, STEP_SUMMARIES
 
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    dtype: pl.DataType | type[pl.DataType]
-    unit: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Table:
-    name: str
-    meaning: str
-    columns: tuple[Column, ...]
-
-    @property
-    def schema(self) -> dict[str, pl.DataType | type[pl.DataType]]:
-        return {column.name: column.dtype for column in self.columns}
-
-    def empty(self) -> pl.DataFrame:
-        return pl.DataFrame(schema=self.schema)
-
-    def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return *frame* with exactly the declared columns, in order; missing ones become null."""
-        return frame.select(
-            [
-                (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-                for c in self.columns
-            ]
-        )
-
-
-RANK = Column("rank", pl.Int32, "", "global rank; -1 - k for the k-th trace whose rank is unknown")
-START = Column("start_ns", pl.Int64, "ns", "when it began")
-END = Column("end_ns", pl.Int64, "ns", "when it ended")
-TID = Column("tid", pl.Int64, "", "thread id on the host")
-CORRELATION = Column("correlation", pl.Int64, "", "links a runtime call to the device work it launched; -1 if none")
+__all__ = ["TABLES", "Column", "Name", "Table"]
 
 RANKS = Table(
     "ranks",
@@ -167,6 +130,16 @@ COLLECTIVES = Table(
         END,
         Column("enqueue_ns", pl.Int64, "ns", "when the host issued it"),
         Column("external_id", pl.Int64, "", "operator that issued it; -1 if none"),
+        Column("label", pl.String, "", "what a recording says it is for: ddp0/bucket3, fsdp/layers.0, zero/…, pp/…"),
+        Column("phase", pl.String, "", "what the training thread was doing when it was issued (recordings only)"),
+        Column("asynchronous", pl.Boolean, "", "the call returned before it was over (recordings only)"),
+        Column("no_sync", pl.Boolean, "", "issued inside no_sync() (recordings only)"),
+        Column(
+            "sampled",
+            pl.Boolean,
+            "",
+            "seen, or seen to end, on some steps only (recordings only)",
+        ),
     ),
 )
 GROUPS = Table(
@@ -183,18 +156,6 @@ STEPS = Table(
     "steps",
     "Training steps the evidence marks itself (ProfilerStep#N, TensorFlow's step line).",
     (RANK, Column("step", pl.Int64, "", "step number"), START, END),
-)
-PHASES = Table(
-    "phases",
-    "What the training threads did, as the recorder marked it; intervals of one thread nest properly.",
-    (
-        RANK,
-        Column("step", pl.Int64, "", "step in which it began"),
-        Column("phase", pl.Categorical, "", "input, h2d, forward, backward, optimizer, clip, checkpoint, …"),
-        TID,
-        START,
-        END,
-    ),
 )
 MEMORY = Table(
     "memory",
@@ -249,6 +210,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             GROUPS,
             STEPS,
             PHASES,
+            STEP_SUMMARIES,
             OPS,
             LAUNCHES,
             KERNELS,

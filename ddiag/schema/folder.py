@@ -159,9 +159,16 @@ def read_manifest(run: Path) -> Manifest:
     """The manifest; unknown fields (of a newer ddiag, same format) are ignored."""
     path = run / RUN_JSON
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}: not a run folder of ddiag") from error
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """The manifest in *text*; *path* says where it came from."""
+    try:
+        found = json.loads(text)
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not isinstance(found.get("format_version"), int):

@@ -1,0 +1,114 @@
+"""What the supervisor sampled of hosts and devices, as counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from ddiag.errors import InputError
+from ddiag.ingest.recorded_facts import decode
+from ddiag.model.tables import TABLES
+from ddiag.schema.folder import check_version
+from ddiag.schema.samples import HEADER_KIND, RANK_FIELDS
+
+Row = tuple[int | None, str, int, float]
+_NESTED = ("cpu", "pressure", "memory", "cgroup")
+
+
+@dataclass
+class NodeSamples:
+    """One file of samples."""
+
+    host: str
+    rows: list[Row] = field(default_factory=list)
+    rank_of: dict[int, int] = field(default_factory=dict)
+    """Rank by pid, for the ranks seen on this host."""
+    devices: Mapping[str, Any] = field(default_factory=dict)
+    """The fact about its devices."""
+    xids: list[tuple[int, int, int]] = field(default_factory=list)
+    """(Unix ns, device, code)."""
+    unreadable: int = 0
+
+
+def read_samples(data: bytes, *, source: str) -> NodeSamples:
+    """The samples in *data*; raises :class:`~ddiag.errors.InputError` when it is no such file."""
+    *lines, _unfinished = data.split(b"\n")
+    first = decode(lines[0]) if lines else None
+    if first is None or first.get("kind") != HEADER_KIND or not isinstance(first.get("format_version"), int):
+        raise InputError(f"{source}: not a file of samples of ddiag")
+    check_version(first["format_version"], Path(source))
+    found = NodeSamples(str(first.get("host", "")))
+    for line in lines[1:]:
+        sample = decode(line)
+        if sample is None or not isinstance(sample.get("t"), int):
+            found.unreadable += 1
+        else:
+            _take(found, sample)
+    return found
+
+
+def _take(found: NodeSamples, sample: Mapping[str, Any]) -> None:
+    kind, at = sample.get("kind"), int(sample["t"])
+    if kind == "devices":
+        found.devices = sample
+    elif kind == "xid":
+        found.xids.append((at, int(sample.get("device", -1)), int(sample.get("xid", -1))))
+    elif kind == "sample":
+        found.rows.extend((rank, name, at, value) for rank, name, value in _values(found, sample))
+
+
+def _values(found: NodeSamples, sample: Mapping[str, Any]) -> Iterator[tuple[int | None, str, float]]:
+    for part in _NESTED:
+        yield from ((None, f"{part}.{name}", value) for name, value in _numbers(sample.get(part)))
+    for part in ("disks", "net", "ib"):
+        for device, values in _mapping(sample.get(part)).items():
+            for at, value in enumerate(values if isinstance(values, list) else []):
+                if _is_number(value):
+                    yield None, f"{part}.{device}.{_FIELDS[part][at] if at < len(_FIELDS[part]) else at}", float(value)
+    for row in sample.get("ranks") or []:
+        if isinstance(row, list) and len(row) >= 2 and all(isinstance(one, int) for one in row[:2]):
+            found.rank_of[row[0]] = row[1]
+            yield from (
+                (row[1], f"process.{name}", float(value))
+                for name, value in zip(RANK_FIELDS[2:], row[2:], strict=False)
+                if _is_number(value)
+            )
+    for index, device in enumerate(sample.get("devices") or []):
+        yield from ((None, f"device{index}.{name}", value) for name, value in _numbers(device))
+
+
+_FIELDS = {
+    "disks": ("read_bytes", "written_bytes", "busy_ms"),
+    "net": ("rx_bytes", "tx_bytes", "errors", "dropped"),
+    "ib": ("rx_bytes", "tx_bytes", "errors", "xmit_wait"),
+}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(value: Any) -> Iterator[tuple[str, float]]:
+    for name, one in _mapping(value).items():
+        if _is_number(one):
+            yield name, float(one)
+
+
+def counters(nodes: Iterable[NodeSamples]) -> pl.DataFrame:
+    """The table ``counters``; names of a host's own values begin with the host when there are several."""
+    nodes = list(nodes)
+    several = len({node.host for node in nodes}) > 1
+    rows = [
+        (rank, f"{node.host}:{name}" if several and rank is None else name, at, value)
+        for node in nodes
+        for rank, name, at, value in node.rows
+    ]
+    return pl.DataFrame(rows, schema=TABLES["counters"].schema, orient="row")

@@ -1,0 +1,115 @@
+"""What a recording says beside its records: facts of processes, groups, the environment, the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddiag.ingest.facts import Group
+
+MAX_VALUE_CHARACTERS = 2000
+_NOT_SETTINGS = ("group", "group_destroyed", "activated")
+_NOISE = ("t", "kind")
+
+
+@dataclass
+class ProcessFacts:
+    """The facts of one process, as far as they can be read."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    backends: dict[str, str] = field(default_factory=dict)
+    """By group."""
+    torch: str = ""
+    cuda: str | None = None
+    host: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    tier: Mapping[str, Any] = field(default_factory=dict)
+    unreadable: int = 0
+    """Lines that are no facts (a last line cut short does not count)."""
+
+
+def read_facts(data: bytes) -> ProcessFacts:
+    """The lines of one ``.facts.jsonl``."""
+    found = ProcessFacts()
+    *lines, _unfinished = data.split(b"\n")
+    for line in lines:
+        fact = decode(line)
+        if fact is None:
+            found.unreadable += 1
+        elif fact.get("kind") == "group":
+            _group(found, fact)
+        else:
+            _take(found, fact)
+    return found
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    try:
+        fact = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return fact if isinstance(fact, dict) else None
+
+
+def _group(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
+    name = str(fact.get("name", ""))
+    ranks = fact.get("ranks")
+    members = tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list) else ()
+    size = fact.get("size")
+    found.groups[name] = Group(
+        name, str(fact.get("desc", "")), size if isinstance(size, int) else len(members) or None, members
+    )
+    if fact.get("backend"):
+        found.backends[name] = str(fact["backend"])
+
+
+def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
+    kind = str(fact.get("kind", ""))
+    if kind == "process":
+        found.torch = str(fact.get("torch") or "")
+        found.cuda = None if fact.get("cuda") is None else str(fact["cuda"])
+        found.host = None if fact.get("host") is None else str(fact["host"])
+    if kind == "tier":
+        found.tier = fact
+    if kind and kind not in _NOT_SETTINGS:
+        found.settings |= dict(flattened(kind, {key: value for key, value in fact.items() if key not in _NOISE}))
+
+
+def flattened(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    """``("ddp.bucket_cap_mb", "25")`` for every leaf; lists as JSON."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flattened(f"{prefix}.{key}", inner)
+    elif value is not None:
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        yield prefix, text[:MAX_VALUE_CHARACTERS]
+
+
+def environment(data: bytes) -> dict[str, str]:
+    """Settings of ``env.json``: variables under their own names, everything else under its place."""
+    fact = decode(data)
+    if fact is None:
+        return {}
+    variables = fact.pop("environment", {})
+    found = dict(flattened("node", {key: value for key, value in fact.items() if key != "format_version"}))
+    if isinstance(variables, Mapping):
+        found |= {str(name): str(value)[:MAX_VALUE_CHARACTERS] for name, value in variables.items()}
+    return found
+
+
+def problems(data: bytes) -> list[str]:
+    """One line for each thing the recorder itself ran into (``errors.jsonl``)."""
+    counted: dict[str, int] = {}
+    for fact in _facts(data.split(b"\n")):
+        text = f"{fact.get('where', 'recorder')}: {fact.get('error', '?')}"[:200]
+        counted[text] = counted.get(text, 0) + 1
+    return [text if count == 1 else f"{text} ({count} times)" for text, count in counted.items()]
+
+
+def _facts(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        fact = decode(line) if line.strip() else None
+        if fact is not None:
+            yield fact

@@ -1,0 +1,284 @@
+"""A run folder of ddiag's recorder (or a single ring, or the folders of several nodes) as a run.
+
+It may be read at any time: while the job runs, after it ended, and after any of its processes was killed at any
+instant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from ddiag.errors import InputError
+from ddiag.ingest.node_samples import NodeSamples, counters, read_samples
+from ddiag.ingest.recorded_choice import Job, choose
+from ddiag.ingest.recorded_facts import environment, problems
+from ddiag.ingest.recorded_files import RunSources
+from ddiag.ingest.recorded_process import Placed, Process, place, read_process
+from ddiag.ingest.recorded_tables import memory_of
+from ddiag.ingest.sources import STORAGE_ERRORS, Source, read_whole
+from ddiag.model.run import Coverage, InputFile, Run
+from ddiag.model.tables import TABLES
+
+_SAME_HOST_NS = 50_000_000
+"""Clocks (Unix minus monotonic) this near are of one host: on others the monotonic clock began at another boot."""
+_SHOWN_PROBLEMS = 5
+
+
+def recorded_run(
+    folders: Sequence[RunSources], unreadable: Sequence[tuple[str, str]], notes: Sequence[str] = ()
+) -> Run:
+    """The run that *folders* hold; raises :class:`~ddiag.errors.InputError` when no process left anything."""
+    refused = list(unreadable)
+    job = choose(folders, lambda run: _read(run, refused))
+    if not job.processes:
+        raise InputError(_why_nothing(folders, refused))
+    nodes = _nodes(job, refused)
+    placed = _on_one_clock(job.processes, nodes)
+    tables = _joined(placed)
+    tables |= _summaries(job, placed, nodes)
+    tables = {name: table for name, table in tables.items() if not table.is_empty()}
+    return Run(
+        {name: tables[name] for name in TABLES if name in tables}, _coverage(job, placed, tables, refused, notes)
+    )
+
+
+def _read(run: RunSources, refused: list[tuple[str, str]]) -> list[Process]:
+    found = []
+    for sources in run.processes:
+        try:
+            found.append(read_process(sources))
+        except InputError as error:
+            refused.append((sources.label, str(error).removeprefix(f"{sources.label}: ")))
+        except STORAGE_ERRORS as error:
+            refused.append((sources.label, f"cannot be read: {error}"))
+    return found
+
+
+def _why_nothing(folders: Sequence[RunSources], refused: Sequence[tuple[str, str]]) -> str:
+    if refused:
+        return "\n".join(f"{path}: {why}" for path, why in refused[:8])
+    roots = ", ".join(run.root or "." for run in folders[:3])
+    return (
+        f"{roots}: no process of this run has trained yet (none joined a process group or stepped an optimizer), "
+        "or recording was off (DDIAG_DISABLE=1, python -I)"
+    )
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------
+
+
+def _on_one_clock(processes: Sequence[Process], nodes: Sequence[NodeSamples]) -> list[Placed]:
+    """Processes of one host share its monotonic clock, so they get one offset: their times compare exactly."""
+    hosts = _hosts(processes, nodes)
+    offsets: dict[str, list[int]] = defaultdict(list)
+    for process in processes:
+        offsets[hosts[id(process)]].append(process.clock_offset_ns)
+    middle = {host: sorted(found)[len(found) // 2] for host, found in offsets.items()}
+    return [place(process, middle[hosts[id(process)]]) for process in processes]
+
+
+def _hosts(processes: Sequence[Process], nodes: Sequence[NodeSamples]) -> dict[int, str]:
+    """A key of the host of each process, by id(): its name where known, and which clock it has."""
+    named = {pid: node.host for node in nodes for pid in node.rank_of}
+    found: dict[int, str] = {}
+    clocks: list[int] = []
+    for process in sorted(processes, key=lambda one: one.clock_offset_ns):
+        if not clocks or process.clock_offset_ns - clocks[-1] > _SAME_HOST_NS:
+            clocks.append(process.clock_offset_ns)
+        found[id(process)] = f"{process.facts.host or named.get(process.pid, '')}/{len(clocks)}"
+    return found
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def _joined(placed: Sequence[Placed]) -> dict[str, pl.DataFrame]:
+    frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
+    for one in placed:
+        for name, table in one.tables.items():
+            frames[name].append(table)
+    tables = {name: pl.concat(parts, rechunk=True) for name, parts in frames.items()}
+    if "collectives" in tables:
+        tables["collectives"] = tables["collectives"].sort("rank", "enqueue_ns", maintain_order=True)
+    if "step_summaries" in tables:
+        steps = tables["step_summaries"]
+        tables["steps"] = TABLES["steps"].conform(steps)
+        tables["memory"] = memory_of(steps)
+    return tables
+
+
+def _summaries(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]) -> dict[str, pl.DataFrame]:
+    host = {pid: node.host for node in nodes for pid in node.rank_of}
+    one_host = job.manifest.host if job.manifest is not None and len(nodes) < 2 else None
+    rows: dict[str, list[dict[str, object]]] = {
+        "ranks": [_rank_row(one, host.get(one.process.pid) or one.process.facts.host or one_host) for one in placed],
+        "captures": [_capture_row(one) for one in placed],
+        "groups": _group_rows(placed),
+        "config": _config_rows(job, placed),
+    }
+    found = {name: pl.DataFrame(part, schema=TABLES[name].schema, strict=False) for name, part in rows.items()}
+    return {**found, "counters": counters(nodes)}
+
+
+def _rank_row(one: Placed, host: str | None) -> dict[str, object]:
+    process = one.process
+    steps = one.tables.get("step_summaries")
+    on_device = steps is not None and steps["device_reserved_bytes"].is_not_null().any()
+    rocm = "rocm" in process.facts.torch
+    backends = process.facts.backends
+    return {
+        "rank": process.rank,
+        "source": process.sources.label,
+        "host": host,
+        "device_kind": ("rocm" if rocm else "cuda") if on_device else "cpu",
+        "backend": next(iter(backends.values()), None),
+        "world_size": process.world_size,
+        "main_tid": process.main_tid,
+        "rank_known": True,
+    }
+
+
+def _capture_row(one: Placed) -> dict[str, object]:
+    process = one.process
+    return {
+        "rank": process.rank,
+        "capture": 0,
+        "source": process.sources.label,
+        "start_ns": process.whole_from_ns + one.offset_ns,
+        "end_ns": process.span[1] + one.offset_ns,
+        "with_stack": False,
+        "profile_memory": False,
+        "truncated": False,
+        "framework": "pytorch",
+        "versions": f"torch {process.facts.torch}" if process.facts.torch else None,
+    }
+
+
+def _group_rows(placed: Sequence[Placed]) -> list[dict[str, object]]:
+    """Every group once; one name may stand for different ranks on different processes."""
+    found: dict[tuple[str, tuple[int, ...]], dict[str, object]] = {}
+    for one in placed:
+        for group in one.process.facts.groups.values():
+            row: dict[str, object] = {"group": group.name, "desc": group.desc, "size": group.size}
+            row["ranks"] = list(group.ranks) or None
+            found.setdefault((group.name, group.ranks), row)
+    return list(found.values())
+
+
+def _config_rows(job: Job, placed: Sequence[Placed]) -> list[dict[str, object]]:
+    """Settings of the lowest rank that tells each."""
+    rows: dict[str, dict[str, object]] = {}
+    for one in sorted(placed, key=lambda one: one.process.rank):
+        for key, value in one.process.facts.settings.items():
+            rows.setdefault(key, {"key": key, "value": value, "source": one.process.sources.label})
+    for run in job.folders:
+        source = run.own.get("env.json")
+        if source is not None:
+            for key, value in environment(_whole(source)).items():
+                rows.setdefault(key, {"key": key, "value": value, "source": source.label})
+    if job.manifest is not None:
+        rows["command"] = {"key": "command", "value": " ".join(job.manifest.argv), "source": "run.json"}
+        rows["launcher"] = {"key": "launcher", "value": job.manifest.launcher, "source": "run.json"}
+    return list(rows.values())
+
+
+def _whole(source: Source) -> bytes:
+    """What a side file holds; nothing when it cannot be read (it is being replaced)."""
+    try:
+        return read_whole(source)
+    except STORAGE_ERRORS:
+        return b""
+
+
+def _nodes(job: Job, refused: list[tuple[str, str]]) -> list[NodeSamples]:
+    found = []
+    for run in job.folders:
+        for source in run.samples:
+            try:
+                found.append(read_samples(_whole(source), source=source.label))
+            except InputError as error:
+                refused.append((source.label, str(error).removeprefix(f"{source.label}: ")))
+    return found
+
+
+# -- coverage ------------------------------------------------------------------------------------------------------
+
+
+def _coverage(
+    job: Job,
+    placed: Sequence[Placed],
+    tables: dict[str, pl.DataFrame],
+    refused: Sequence[tuple[str, str]],
+    notes: Sequence[str],
+) -> Coverage:
+    world = max((one.process.world_size or 0 for one in placed), default=0)
+    begins = {one.process.rank: one.process.whole_from_ns + one.offset_ns for one in placed}
+    steps = tables.get("steps", TABLES["steps"].empty())
+    whole = steps.filter(pl.col("start_ns") >= pl.col("rank").replace_strict(begins, default=0, return_dtype=pl.Int64))
+    return Coverage(
+        inputs=tuple(_input(job, one) for one in placed),
+        unreadable=tuple(refused),
+        ranks_seen=tuple(sorted({one.process.rank for one in placed})),
+        ranks_expected=tuple(range(world)),
+        steps=tuple(whole["step"].unique().sort().to_list()),
+        dropped_records=sum(one.process.dropped for one in placed),
+        notes=(*job.notes, *_told(job, placed), *notes),
+    )
+
+
+def _input(job: Job, one: Placed) -> InputFile:
+    process = one.process
+    notes = list(process.notes)
+    if not process.closed:
+        over = job.manifest is not None and job.manifest.end_wall_ns is not None
+        notes.append("ended without closing its ring (killed?)" if over else "still running, or killed")
+    return InputFile(
+        path=process.sources.label,
+        kind="recording",
+        bytes=process.sources.bytes,
+        rank=process.rank,
+        events=process.record_count,
+        dropped=process.dropped,
+        note="; ".join(notes),
+    )
+
+
+def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
+    """What limits the conclusions."""
+    notes = []
+    gone = max((sum(ring.overwritten for ring in one.process.rings) for one in placed), default=0)
+    if gone:
+        notes.append(
+            f"the rings hold the newest records only (up to {gone:,} older ones of a rank are overwritten): earlier "
+            "steps are known by their summaries"
+        )
+    tiers = {str(one.process.facts.tier.get("tier")) for one in placed if one.process.facts.tier}
+    blind = sorted({str(what) for one in placed for what in one.process.facts.tier.get("blind", ())})
+    if tiers and blind:
+        notes.append(f"communication recorded by: {', '.join(sorted(tiers))}; not seen: {', '.join(blind)}")
+    for run in job.folders:
+        source = run.own.get("errors.jsonl")
+        found = problems(_whole(source)) if source is not None else []
+        notes += [f"recorder: {text}" for text in found[:_SHOWN_PROBLEMS]]
+    return notes
+
+
+def with_traces(run: Run, traces: Run) -> Run:
+    """*run* with the profiler traces taken while it was recorded.
+
+    Tables the recorder has none of are the traces' own, so that they can be queried and drawn; analysis keeps apart
+    what comes from where.
+    """
+    tables = {name: run.tables.get(name, traces.tables.get(name)) for name in TABLES}
+    coverage = replace(
+        run.coverage,
+        inputs=(*run.coverage.inputs, *traces.coverage.inputs),
+        notes=(*run.coverage.notes, *traces.coverage.notes),
+        dropped_records=run.coverage.dropped_records + traces.coverage.dropped_records,
+    )
+    known = {name: table for name, table in tables.items() if table is not None}
+    return Run(known, coverage, traces)

@@ -1,0 +1,71 @@
+"""Tables that only ddiag's recorder fills: phases of the training threads, and a summary of every step."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ddiag.model.columns import END, RANK, START, TID, Column, Table
+
+SUMMED_PHASES = (
+    *("input", "h2d", "forward", "backward", "optimizer", "clip", "checkpoint", "evaluation", "logging", "compile"),
+    *("other", "zero_grad"),
+)
+"""Phases a step summary adds up, by the names of ``ddiag.schema.phases.Phase``; ``other`` is what no mark covers."""
+_STEP_FLAGS = (
+    ("skipped", "the optimizer's step was left out because of inf or nan"),
+    ("evaluated", "evaluation ran in it"),
+    ("saved", "a checkpoint was written in it"),
+    ("logged", "metrics were logged in it"),
+    ("compiled", "something was compiled in it"),
+    ("profiled", "torch.profiler ran in it: its times are not typical"),
+    ("clipped_scaled", "gradients were clipped before they were unscaled"),
+)
+
+PHASES = Table(
+    "phases",
+    "What the training threads did, as the recorder marked it; intervals of one thread nest properly.",
+    (
+        RANK,
+        Column("step", pl.Int64, "", "step in which it began"),
+        Column("phase", pl.Categorical, "", "input, h2d, forward, backward, optimizer, clip, checkpoint, …"),
+        TID,
+        START,
+        Column("end_ns", pl.Int64, "ns", "when it ended; null when it had not when the recording was read or cut off"),
+        Column("label", pl.String, "", "what exactly: the call, the unit, the bucket"),
+        Column("micro_step", pl.Int32, "", "backward passes of the step before it"),
+        Column("inferred", pl.Boolean, "", "not marked by a call of its own, but the time between two marks"),
+    ),
+)
+STEP_SUMMARIES = Table(
+    "step_summaries",
+    "What the recorder added up for every finished step of the run, also of those whose details are gone.",
+    (
+        RANK,
+        Column("step", pl.Int64, "", "0, 1, … in the order in which they ended on this rank"),
+        START,
+        END,
+        Column("micro_steps", pl.Int32, "", "backward passes"),
+        *(Column(name, pl.Boolean, "", meaning) for name, meaning in _STEP_FLAGS),
+        *(
+            Column(f"{name}_ns", pl.Int64, "ns", f"training thread in {name} and in no phase nested in it")
+            for name in SUMMED_PHASES
+        ),
+        Column("comm_count", pl.Int64, "", "communication calls"),
+        Column("comm_bytes", pl.Int64, "bytes", "given to them"),
+        Column("comm_wait_ns", pl.Int64, "ns", "training thread waited for communication; part of the phases"),
+        Column("rss_bytes", pl.Int64, "bytes", "resident set at the end"),
+        Column("rss_peak_bytes", pl.Int64, "bytes", "highest resident set seen"),
+        Column("device_allocated_bytes", pl.Int64, "bytes", "highest allocation sampled"),
+        Column("device_reserved_bytes", pl.Int64, "bytes", "reserved at the end"),
+        Column("device_peak_allocated_bytes", pl.Int64, "bytes", "the allocator's own peak so far"),
+        Column("device_peak_reserved_bytes", pl.Int64, "bytes", "the allocator's own peak so far"),
+        Column("alloc_retries", pl.Int64, "", "the allocator gave its cache back and tried again"),
+        Column("gc_ns", pl.Int64, "ns", "garbage collection"),
+        Column("gc_count", pl.Int64, "", "garbage collections"),
+        Column("loss_scale", pl.Float64, "", "of the gradient scaler"),
+        Column("grad_norm", pl.Float64, "", "as the training computed it"),
+        Column("loader_queue", pl.Int32, "", "batches ready when the last one was asked for"),
+        Column("loader_workers", pl.Int32, "", "worker processes of that loader; 0: in the training process"),
+        Column("overhead_ns", pl.Int64, "ns", "the recorder's own time (estimated)"),
+    ),
+)
