@@ -1,8 +1,8 @@
 """``torch.compile`` must not look into the recorder.
 
 TorchDynamo takes the stand-ins of ``door.py`` into its graphs, where they vanish (``door.compiling`` is a constant to
-it). What they call is ours to run, never its to trace; and a stand-in that Dynamo meets on its own, after a break in the
-user's graph, is simply run.
+it). What they call is ours to run, never its to trace; and a stand-in that Dynamo meets on its own, after a break in
+the user's graph, is simply run.
 """
 
 from __future__ import annotations
