@@ -114,7 +114,7 @@ class Recording:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def record(  # noqa: PLR0913 - a job has that many sides
+def record(
     folder: Path,
     job: str,
     *arguments: str,

@@ -6,6 +6,7 @@ training thread wants it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,8 @@ _OPS = {
 }
 _ASYNC, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.END_UNKNOWN)
 _BARRIER, _SEND, _RECV = int(Op.BARRIER), int(Op.SEND), int(Op.RECV)
+_IN_PLACE = (int(Op.ALL_REDUCE), int(Op.BROADCAST), int(Op.REDUCE))
+"""Torch shows their tensors as input alone."""
 _ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _SEND, _RECV)
 
 
@@ -88,7 +91,7 @@ class HooksTier:
         if not (host and self.following):
             flags |= _END_UNKNOWN
         bytes_in = 0 if op in (_BARRIER, _RECV) else size(given)
-        bytes_out = 0 if op in (_BARRIER, _SEND) else size(taken)
+        bytes_out = 0 if op in (_BARRIER, _SEND) else size(taken or given if op in _IN_PLACE else taken)
         peer = int(call.root) if op in _ROOTED else -1
         dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
         label = label_of(op, group.number, active.current_phase, bytes_in)
@@ -162,13 +165,27 @@ def group_met(_active: Recorder, group: Any, name: str, number: int) -> None:
     if tier is None:
         return
     hooked = HookedGroup(number)
+    _remove(group)
+    kept = weakref.ref(group)
+    _removers.append(lambda: _remove(kept()))
     group.register_pre_hook(HOOK_ID, guarded(f"pre_hook {name}", lambda call: tier.before(hooked, call)))
     group.register_post_hook(HOOK_ID, guarded(f"post_hook {name}", lambda call: tier.after(hooked, call)))
+
+
+def _remove(group: Any) -> None:
+    if group is not None:
+        group.unregister_pre_hook(HOOK_ID)
+        group.unregister_post_hook(HOOK_ID)
 
 
 def sees() -> dict[str, Any]:
     return {
         "share": 1.0,
-        "sees": ["issued from Python", "issued from C++", "torch.inference_mode", "end (host backends) on a share of steps"],
+        "sees": [
+            "issued from Python",
+            "issued from C++",
+            "torch.inference_mode",
+            "end (host backends) on a share of steps",
+        ],
         "blind": ["monitored_barrier", "end on a device", "end of asynchronous p2p"],
     }

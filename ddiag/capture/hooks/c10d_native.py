@@ -32,14 +32,14 @@ def start(active: Recorder, patches: Patches) -> bool:
         return False
     native = _load(path)
     _ring(active)
-    if not native.start(str(active.files.native_ring), str(active.files.ring), CAPACITY):
+    if not native.start(str(active.files.native_ring), str(active.files.ring), CAPACITY, active.tid):
         return False
     library = native
     for name in dir(torch):
         dtype = getattr(torch, name)
         if isinstance(dtype, torch.dtype):
             native.set_dtype(dtype, active.names.dtype(str(dtype).removeprefix("torch.")))
-    labels.told = native.set_context
+    labels.told, labels.told_plan = native.set_context, native.set_plan
     waits.native_waited = native.waited
     active.comm_totals = native.totals
     patches.undo_with(stop)
@@ -50,7 +50,7 @@ def stop() -> None:
     global library
     if library is not None:
         library.stop()
-    library = labels.told = waits.native_waited = None
+    library = labels.told = labels.told_plan = waits.native_waited = None
 
 
 def group_met(_active: Recorder, group: Any, _name: str, number: int) -> None:

@@ -10,7 +10,7 @@ from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.phases import Op
 
-_SEND, _RECV = int(Op.SEND), int(Op.RECV)
+_POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 
 
 class Sequence:
@@ -21,7 +21,7 @@ class Sequence:
         self._pairs: dict[tuple[int, int], int] = {}
 
     def next(self, op: int, peer: int) -> int:
-        if op != _SEND and op != _RECV:
+        if op not in _POINT_TO_POINT:
             self._collectives += 1
             return self._collectives
         pair = (op, peer)
@@ -45,10 +45,10 @@ def follow(active: Recorder, token: int, work: Any, operation: object, group: in
         except RuntimeError:
             _no_future.add(operation)
         else:
-            waits.forget()
+            waits.forget(active)
             future.add_done_callback(partial(_done, active, token))
             return
-    waits.ends_when_waited(token, group)
+    waits.ends_when_waited(active, token, group)
 
 
 def _over(active: Recorder, token: int, future: Any) -> None:

@@ -27,9 +27,11 @@ def install(module: ModuleType, patches: Patches) -> None:
             patches.replace(owner, "forward", partial(around, name=f"{name}.forward", before=_before, after=leave))
     state = vars(module).get("FSDPState")
     if state is not None:
-        patches.replace(state, "_pre_forward", partial(around, name="FSDP2.pre", before=_state_before, after=_nothing))
         patches.replace(
-            state, "_post_forward", partial(around, name="FSDP2.post", before=_state_of, after=_state_after)
+            state, "_pre_forward", partial(around, name="FSDP2.forward", before=_state_before, after=_nothing)
+        )
+        patches.replace(
+            state, "_post_forward", partial(around, name="FSDP2.forward", before=_state_of, after=_state_after)
         )
 
 

@@ -37,12 +37,15 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
     if phase == "start":
         _began_ns = now_ns()
         return
-    took = now_ns() - _began_ns if _began_ns else 0
+    began, _began_ns = _began_ns, 0
+    if not began:
+        return
+    took = now_ns() - began
     totals = active.totals
     totals.gc_ns += took
     totals.gc_count += 1
     if took >= WORTH_A_RECORD_NS:
-        active.pause(Pause.GC, _began_ns, float(info.get("generation", -1)))
+        active.pause(Pause.GC, began, float(info.get("generation", -1)))
 
 
 _callback = guarded("gc", _collecting)

@@ -31,7 +31,9 @@ def install(module: ModuleType, patches: Patches) -> None:
     global _c10d
     _c10d = module
     patches.replace(
-        module, "_register_process_group", lambda original: around(original, "groups", lambda args, _: args, _registered)
+        module,
+        "_register_process_group",
+        lambda original: around(original, "groups", lambda args, _: args, _registered),
     )
     for maker in ("_new_group_with_tag", "split_group"):
         patches.replace(module, maker, lambda original: around(original, "groups.made", _yes, _made))

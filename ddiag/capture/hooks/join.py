@@ -8,11 +8,15 @@ from typing import Any
 from ddiag.capture.door import around
 from ddiag.capture.patches import Patches
 
+_ALIASES = ("torch.distributed", "torch.distributed.device_mesh")
+"""Modules that import it by name."""
+
 
 def install(module: ModuleType, patches: Patches) -> None:
-    patches.replace(
-        module, "init_process_group", lambda original: around(original, "init_process_group", _before, _after)
-    )
+    def watched(original: Any) -> Any:
+        return around(original, "init_process_group", _before, _after)
+
+    patches.replace_function(module, "init_process_group", watched, also=_ALIASES)
 
 
 def _before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from ddiag.schema.phases import Flag, Op, Phase
 from ddiag.schema.ring import NO_NAME
 
 _BACKWARD, _ALL_REDUCE = int(Phase.BACKWARD), int(Op.ALL_REDUCE)
+_SEND, _RECV = int(Op.SEND), int(Op.RECV)
 _NO_SYNC = int(Flag.NO_SYNC)
 
 
@@ -25,6 +26,8 @@ class Context(threading.local):
 
     def __init__(self) -> None:
         self.outer: list[int] = []
+        self.plan: list[int] = []
+        """Labels of the transfers this thread issues next, in order."""
 
 
 context = Context()
@@ -44,6 +47,17 @@ def pop() -> None:
     context.label = context.outer.pop() if context.outer else NO_NAME
     if told is not None:
         told(context.label, context.flags)
+
+
+told_plan: Callable[[list[int]], None] | None = None
+"""The native kernel's ``set_plan(labels)``, once it runs."""
+
+
+def plan(transfers: list[int]) -> None:
+    """The sends and receives the calling thread issues next have these labels, in order; [] ends it."""
+    context.plan = transfers[::-1]
+    if told_plan is not None:
+        told_plan(transfers)
 
 
 def set_no_sync(inside: bool) -> None:
@@ -84,6 +98,8 @@ reducers: dict[int, list[Buckets]] = {}
 def label_of(op: int, group_id: int, phase: int, size: int) -> int:
     """The label of a collective that is about to be issued."""
     label: int = context.label
+    if context.plan and op in (_SEND, _RECV):
+        return context.plan.pop()
     if label >= 0 or op != _ALL_REDUCE or phase != _BACKWARD or group_id not in reducers:
         return label
     for one in reducers[group_id]:

@@ -26,6 +26,9 @@ class _Resident:
         self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._highest = 0
 
+    def close(self) -> None:
+        os.close(self._file)
+
     def now(self) -> int:
         return int(os.pread(self._file, 64, 0).split()[1]) * _PAGE
 
@@ -80,6 +83,7 @@ def activated(active: Recorder) -> None:
         resident = _Resident()
         active.at_step_end("memory.rss", resident.at_end)
         active.at_peaks("memory.rss", resident.at_peak)
+        active.at_close("memory.rss", resident.close)
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch._C, "_cuda_memoryStats"):
         device = _Device(torch)

@@ -13,8 +13,8 @@ from ddiag.schema.phases import Phase
 
 
 def install(module: ModuleType, patches: Patches) -> None:
-    before = module.register_optimizer_step_pre_hook(guarded("optimizer.pre", _before))
-    after = module.register_optimizer_step_post_hook(guarded("optimizer.post", _after))
+    before = module.register_optimizer_step_pre_hook(guarded("optimizer", _before))
+    after = module.register_optimizer_step_post_hook(guarded("optimizer", _after))
     patches.undo_with(before.remove)
     patches.undo_with(after.remove)
     patches.replace(module.Optimizer, "zero_grad", as_phase(Phase.ZERO_GRAD, "zero_grad"))

@@ -20,6 +20,7 @@ native_waited: Callable[[Any, int, bool], None] | None = None
 """The native kernel's ``waited(work, wait_ns, ok)``, while it runs."""
 
 _COLLECTIVE, _WAIT, _END_IS_WAIT = int(Kind.COLLECTIVE), int(Op.WAIT), int(Flag.END_IS_WAIT)
+_END_UNKNOWN = int(Flag.END_UNKNOWN)
 
 
 class _Issued(threading.local):
@@ -36,15 +37,18 @@ def install(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.Work, "wait", lambda original: around(original, "wait", _before, _after))
 
 
-def ends_when_waited(token: int, group: int) -> None:
+def ends_when_waited(active: recorder.Recorder, token: int, group: int) -> None:
     """*token* was just issued by this thread and has no future."""
+    forget(active)
     _issued.token = token
     _issued.group = group
 
 
-def forget() -> None:
-    """Another collective was issued: the next wait is not for the last one."""
-    _issued.token = -1
+def forget(active: recorder.Recorder) -> None:
+    """Another collective was issued: the next wait need not be for the last one."""
+    token, _issued.token = _issued.token, -1
+    if token >= 0:
+        active.ring.add_flags(token, _END_UNKNOWN)
 
 
 def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[recorder.Recorder, Any, int, int, int] | None:

@@ -72,7 +72,12 @@ def build() -> Path:
         unfinished = Path(beside) / target.name
         try:
             done = subprocess.run(
-                command(unfinished), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+                command(unfinished),
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BuildError(f"the compiler did not run: {error}") from error

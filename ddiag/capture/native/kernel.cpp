@@ -61,7 +61,8 @@ constexpr uint16_t kNoDtype = 65535;
 constexpr uint16_t kBackward = 4;
 
 enum Op : uint16_t {
-  kAllReduce = 1, kAllGather, kReduceScatter, kBroadcast, kReduce, kAllToAll, kGather, kScatter, kSend, kRecv, kBarrier
+  kAllReduce = 1, kAllGather, kReduceScatter, kBroadcast, kReduce, kAllToAll, kGather, kScatter, kSend, kRecv, kBarrier,
+  kWait = 13
 };
 
 struct Operation {
@@ -108,6 +109,7 @@ struct Ring {
   const int64_t* live;     // of the Python ring: step, phase, micro step
   int64_t* own_live;       // of this ring: progress, seq, errors
   int64_t* python_live;    // where the supervisor looks for progress
+  int64_t training_thread;
   std::atomic<uint64_t> next{0};
 };
 
@@ -164,6 +166,9 @@ void complete(Ring* ring, uint64_t token, bool ok, uint32_t flags = 0) {
 thread_local int32_t own_label = -1;
 thread_local uint32_t own_flags = 0;
 thread_local int64_t own_tid = 0;
+// Labels of the transfers this thread issues next, in order (a pipeline's batch).
+thread_local std::vector<int32_t> own_plan;
+thread_local size_t own_planned = 0;
 
 int64_t tid() {
   if (own_tid == 0) own_tid = syscall(SYS_gettid);
@@ -217,6 +222,7 @@ Numbers numbers_of(const c10d::ProcessGroup* group, Op op, int32_t peer, int64_t
   Numbers numbers{found.id, 0, own_label};
   if (point_to_point(op)) {
     numbers.seq = ++found.point_to_point[int64_t{peer} * 2 + (op == kSend)];
+    if (own_planned < own_plan.size()) numbers.label = own_plan[own_planned++];
   } else {
     numbers.seq = ++found.collectives;
   }
@@ -399,6 +405,44 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   }
 }
 
+// The host waits for a functional collective: `_c10d_functional::wait_tensor`.
+void wait_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  Ring* ring = active.load(std::memory_order_acquire);
+  if (ring == nullptr) {
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+    return;
+  }
+  Record record{};
+  record.kind = kCollective;
+  record.op = kWait;
+  record.flags = kNativeFlag | own_flags;
+  record.group = record.peer = -1;
+  record.label = own_label;
+  record.dtype = kNoDtype;
+  record.seq = -1;
+  record.step = ring->live[kLiveStep];
+  record.phase = static_cast<uint16_t>(ring->live[kLivePhase]);
+  record.micro_step = static_cast<uint32_t>(ring->live[kLiveMicroStep]);
+  record.thread = tid();
+  record.state = kOpen;
+  record.enqueue_ns = record.start_ns = now_ns();
+  const uint64_t token = begin(ring, record);
+  try {
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  } catch (...) {
+    complete(ring, token, false);
+    throw;
+  }
+  complete(ring, token, true);
+  if (record.thread == ring->training_thread) total_wait_ns.fetch_add(now_ns() - record.enqueue_ns);
+}
+
+TORCH_LIBRARY_IMPL(_c10d_functional, ADInplaceOrView, library) {
+  if (c10::Dispatcher::singleton().findSchema({"_c10d_functional::wait_tensor", ""}).has_value()) {
+    library.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&wait_kernel>());
+  }
+}
+
 template <size_t... Which>
 void register_kernels(torch::Library& library, std::index_sequence<Which...>) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -423,7 +467,7 @@ char* map_file(const std::string& path, uint64_t bytes) {
   return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
 }
 
-bool start(const std::string& own, const std::string& python, uint64_t capacity) {
+bool start(const std::string& own, const std::string& python, uint64_t capacity, int64_t training_thread) {
   char* base = map_file(own, kHeaderBytes + capacity * sizeof(Record));
   char* other = map_file(python, kHeaderBytes);
   if (base == nullptr || other == nullptr) return false;
@@ -431,6 +475,7 @@ bool start(const std::string& own, const std::string& python, uint64_t capacity)
   ring->base = base;
   ring->records = reinterpret_cast<Record*>(base + kHeaderBytes);
   ring->capacity = capacity;
+  ring->training_thread = training_thread;
   ring->python_live = reinterpret_cast<int64_t*>(other + kLiveOffset);
   ring->live = ring->python_live;
   ring->own_live = reinterpret_cast<int64_t*>(base + kLiveOffset);
@@ -463,6 +508,11 @@ void set_dtype(at::ScalarType type, uint16_t id) { dtypes.at(static_cast<size_t>
 void set_context(int32_t label, uint32_t flags) {
   own_label = label;
   own_flags = flags;
+}
+
+void set_plan(std::vector<int32_t> labels) {
+  own_plan = std::move(labels);
+  own_planned = 0;
 }
 
 void set_buckets(const c10d::ProcessGroup& group, size_t reducer, std::vector<int64_t> bytes, std::vector<int32_t> labels) {
@@ -507,6 +557,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_group", &set_group);
   module.def("set_dtype", &set_dtype);
   module.def("set_context", &set_context);
+  module.def("set_plan", &set_plan);
   module.def("set_buckets", &set_buckets);
   module.def("rewind_buckets", &rewind_buckets);
   module.def("waited", &waited);

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ class Account:
 
     def __init__(self) -> None:
         self.step = 0
+        self.ends: list[int] = []
         self.calls: list[dict[str, Any]] = []
         self.more: dict[str, Any] = {}
 
@@ -26,9 +29,34 @@ class Account:
         one = {"op": op, "group": ranks, "bytes_in": bytes_in, "bytes_out": bytes_out, "step": self.step}
         self.calls.append(one)
 
+    def step_ended(self) -> None:
+        self.step += 1
+        self.ends.append(time.time_ns())
+
+    def logged(self) -> None:
+        """Take torch's own log for the account."""
+        self.calls = [self._call(one) for one in flight_recorder()]
+
+    def _call(self, entry: dict[str, Any]) -> dict[str, Any]:
+        name = entry["process_group"][0]
+        groups = dist.distributed_c10d._world.pg_names
+        (group,) = [one for one, its in groups.items() if its == name]
+        width = getattr(torch, _TYPES[entry["input_dtypes"][0]]).itemsize if entry["input_dtypes"] else 0
+        step = sum(end < entry["time_created_ns"] for end in self.ends)
+        return {
+            "op": entry["profiling_name"].removeprefix("gloo:"),
+            "group": dist.get_process_group_ranks(group),
+            "bytes_in": width * sum(math.prod(one) for one in entry["input_sizes"]),
+            "bytes_out": width * sum(math.prod(one) for one in entry["output_sizes"]),
+            "step": step,
+        }
+
     def write(self) -> None:
         text = json.dumps({"calls": self.calls, **self.more})
         (OUT / f"rank{dist.get_rank()}.json").write_text(text)
+
+
+_TYPES = {"Float": "float32", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Byte": "uint8", "Half": "half"}
 
 
 def flight_recorder() -> list[dict[str, Any]]:

@@ -1,0 +1,166 @@
+"""DistributedDataParallel: its configuration, its buckets before and after they are rebuilt, and ``no_sync``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ddiag.capture import recorder
+from ddiag.capture.door import around
+from ddiag.capture.hooks import c10d_native, labels
+from ddiag.capture.hooks.groups import group_id
+from ddiag.capture.patches import Patches
+from ddiag.capture.recorder import Recorder
+from ddiag.schema.phases import Mark
+
+MAX_LOOKS = 12
+"""Buckets are rebuilt in the second synchronised iteration, or never (unused parameters)."""
+MAX_NAMES = 5000
+_HALVING = ("fp16_compress", "bf16_compress")
+"""Communication hooks that send float32 gradients in half the bytes."""
+
+
+@dataclass
+class Watched:
+    """One DDP module under one recorder."""
+
+    index: int
+    active: Recorder
+    place: int = 0
+    """Among the reducers of its group."""
+    looks: int = 0
+    rebuilt: bool = False
+    sizes: list[int] = field(default_factory=list)
+    buckets: labels.Buckets | None = None
+
+
+_watched: WeakKeyDictionary[Any, Watched] = WeakKeyDictionary()
+_count = 0
+
+
+def install(module: ModuleType, patches: Patches) -> None:
+    """*module* is ``torch.nn.parallel.distributed``."""
+    wrapper = module.DistributedDataParallel
+    patches.replace(wrapper, "__init__", partial(around, name="ddp.init", before=_first, after=_built))
+    patches.replace(wrapper, "_pre_forward", partial(around, name="ddp.forward", before=_forward, after=_begun))
+
+
+def activated(_active: Recorder) -> None:
+    """Names are new: modules are described again when they are next used."""
+    global _count
+    _count = 0
+    _watched.clear()
+    labels.reducers.clear()
+
+
+def _first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    return args[0] if recorder.current is not None else None
+
+
+def _built(module: Any, _result: Any, failed: bool) -> None:
+    active = recorder.current
+    if not failed and active is not None:
+        _watch(active, module)
+
+
+def _watch(active: Recorder, module: Any) -> Watched:
+    global _count
+    watched = Watched(_count, active)
+    _count += 1
+    _watched[module] = watched
+    active.facts.write("ddp", **_configuration(module, watched.index))
+    _look(module, watched)
+    return watched
+
+
+def _configuration(module: Any, index: int) -> dict[str, Any]:
+    trained = [(name, one) for name, one in module.module.named_parameters() if one.requires_grad]
+    cap = getattr(module, "bucket_bytes_cap", None)
+    return {
+        "index": index,
+        "module": type(module.module).__name__,
+        "group": module.process_group.group_name,
+        "bucket_cap_mb": None if cap is None else cap / (1 << 20),
+        "find_unused_parameters": bool(getattr(module, "find_unused_parameters", False)),
+        "static_graph": bool(getattr(module, "static_graph", False)),
+        "gradient_as_bucket_view": bool(getattr(module, "gradient_as_bucket_view", False)),
+        "broadcast_buffers": bool(getattr(module, "broadcast_buffers", False)),
+        "parameters": len(trained),
+        "parameter_bytes": sum(int(one.nbytes) for _, one in trained),
+        "parameter_names": [name for name, _ in trained[:MAX_NAMES]],
+    }
+
+
+def _look(module: Any, watched: Watched) -> None:
+    """Read the buckets from the reducer's own log, which costs 0.1 ms."""
+    watched.looks += 1
+    logged = module._get_ddp_logging_data()
+    rebuilt = bool(logged.get("has_rebuilt_buckets"))
+    sizes = _numbers(logged.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
+    if not sizes or (sizes == watched.sizes and rebuilt == watched.rebuilt):
+        return
+    watched.sizes, watched.rebuilt = sizes, rebuilt
+    hook = _hook_name(module)
+    indices = logged.get("rebuilt_per_bucket_param_indices", "")
+    watched.active.facts.write(
+        "ddp_buckets",
+        index=watched.index,
+        rebuilt=rebuilt,
+        sizes=sizes,
+        parameters=[[int(one) for one in bucket.split()] for bucket in indices.split(",") if bucket.strip()],
+        comm_hook=hook,
+        step=watched.active.step,
+    )
+    if rebuilt:
+        watched.active.mark(Mark.BUCKETS_REBUILT, float(len(sizes)))
+    if any(one in hook for one in _HALVING):
+        sizes = [one // 2 for one in sizes]
+    _label(module, watched, sizes)
+
+
+def _label(module: Any, watched: Watched, sizes: list[int]) -> None:
+    names = [watched.active.names.id(f"ddp{watched.index}/bucket{at}") for at in range(len(sizes))]
+    reducers = labels.reducers.setdefault(group_id(module.process_group.group_name), [])
+    made = labels.Buckets(sizes, names)
+    if watched.buckets in reducers:
+        reducers[watched.place] = made
+    else:
+        watched.place = len(reducers)
+        reducers.append(made)
+    watched.buckets = made
+    c10d_native.set_buckets(module.process_group, watched.place, sizes, names)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",") if one.strip()]
+
+
+def _hook_name(module: Any) -> str:
+    hooks = getattr(module, "_comm_hooks", None) or []
+    return " ".join(getattr(hook, "__qualname__", repr(hook)) for hook, _state in hooks)
+
+
+def _forward(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Recorder, Any] | None:
+    active = recorder.current
+    return None if active is None else (active, args[0])
+
+
+def _begun(token: tuple[Recorder, Any], _result: Any, _failed: bool) -> None:
+    active, module = token
+    if not sys.modules["torch"].is_grad_enabled():
+        return
+    watched = _watched.get(module) or _watch(active, module)
+    synchronised = bool(module.require_backward_grad_sync)
+    labels.set_no_sync(not synchronised)
+    if not synchronised:
+        active.mark(Mark.NO_SYNC)
+        return
+    if not watched.rebuilt and watched.looks < MAX_LOOKS:
+        _look(module, watched)
+    if watched.buckets is not None:
+        watched.buckets.rewind()
+        c10d_native.rewind_buckets(module.process_group, watched.place)

@@ -1,0 +1,209 @@
+"""DeepSpeed ZeRO: its buckets and units, what offloading copies, the optimizer on the CPU, and swaps to NVMe.
+
+All of these are private to DeepSpeed and differ between versions: what exists is wrapped, a fact names what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from ddiag.capture import recorder
+from ddiag.capture.door import around
+from ddiag.capture.hooks import labels
+from ddiag.capture.hooks.units import Scope, done, scope
+from ddiag.capture.patches import Patches
+from ddiag.capture.recorder import Recorder
+from ddiag.schema.phases import Copy, Kind, Unit
+
+Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_COPY = int(Kind.COPY)
+
+_parameter_names: dict[int, str] = {}
+"""By DeepSpeed's number of a parameter."""
+_module_names: dict[int, str] = {}
+"""By DeepSpeed's number of a module."""
+_bucket = (-1, -1, 0)
+"""step, micro step, buckets reduced in it so far"""
+_fetching: list[Any] = []
+"""Modules whose parameters are being fetched, outermost first."""
+_missing: list[str] = []
+
+
+def install(module: ModuleType, patches: Patches) -> None:
+    """*module* is one of DeepSpeed's ZeRO modules."""
+    for owner, methods in _HOOKS.get(module.__name__.rpartition(".")[2], {}).items():
+        kind = vars(module).get(owner)
+        for method, (before, after) in methods.items():
+            name = f"{owner}.{method}"
+            make = partial(around, name=f"zero.{method}", before=before, after=after)
+            if kind is None or not patches.replace(kind, method, make):
+                _missing.append(name)
+
+
+def activated(active: Recorder) -> None:
+    if _missing:
+        active.facts.write("hook_missing", hook="zero", names=_missing)
+
+
+def name_parameters(model: Any) -> None:
+    """ZeRO-3 numbers parameters and modules: remember their names."""
+    for name, one in model.named_parameters():
+        number = getattr(one, "ds_id", None)
+        if number is not None:
+            _parameter_names[number] = name
+    for name, one in model.named_modules():
+        number = getattr(one, "ds_id", None)
+        if number is not None:
+            _module_names[number] = name or "root"
+
+
+def _unit(unit: Unit, name: Callable[[Recorder, tuple[Any, ...]], str]) -> tuple[Before, Callable[..., None]]:
+    number = int(unit)
+
+    def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Scope | None:
+        active = recorder.current
+        return None if active is None else scope(active, number, active.names.id(name(active, args)))
+
+    return before, done
+
+
+def _copy(copy: Copy, wanted: Callable[[Any], bool], size: Callable[[tuple[Any, ...]], int], name: str) -> Any:
+    number = int(copy)
+
+    def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Recorder, int] | None:
+        active = recorder.current
+        if active is None or not wanted(args[0]):
+            return None
+        label = active.names.id(name.format(args[1] if len(args) > 1 and isinstance(args[1], int) else ""))
+        return active, active.begin_span(_COPY, number, label, -1, size(args))
+
+    return before, _copied
+
+
+def _copied(token: tuple[Recorder, int], _result: Any, failed: bool) -> None:
+    token[0].complete(token[1], not failed)
+
+
+def _next_bucket(active: Recorder, _args: tuple[Any, ...]) -> str:
+    global _bucket
+    step, micro, count = _bucket
+    now = (active.step, active.micro_step)
+    count = count if (step, micro) == now else 0
+    _bucket = (*now, count + 1)
+    return f"zero/bucket{count}"
+
+
+def _module_name(_active: Recorder, args: tuple[Any, ...]) -> str:
+    module = args[1] if len(args) > 1 else None
+    number = getattr(module, "ds_id", None)
+    return f"zero/{_module_names.get(number, type(module).__name__) if number is not None else 'root'}"
+
+
+def _fetch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Scope | None:
+    active = recorder.current
+    if active is None or len(args) < 2:
+        return None
+    opened = scope(active, int(Unit.WAIT_UNSHARD), active.names.id(_module_name(active, args)))
+    _fetching.append(args[1])
+    return opened
+
+
+def _fetched(opened: Scope, result: Any, failed: bool) -> None:
+    _fetching.pop()
+    done(opened, result, failed)
+
+
+def _gather(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Scope | None:
+    """``__all_gather_params_(params, …)``: of the module that waits for them, or ahead of time."""
+    active = recorder.current
+    parameters = list(args[1]) if len(args) > 1 else []
+    if active is None or not parameters:
+        return None
+    own = {id(one) for one in _fetching[-1].parameters(recurse=False)} if _fetching else set()
+    unit = Unit.UNSHARD if any(id(one) in own for one in parameters) else Unit.PREFETCH
+    size = sum(int(getattr(one, "ds_numel", 0)) * one.element_size() for one in parameters)
+    return scope(active, int(unit), active.names.id(_of(parameters)), size)
+
+
+def _of(parameters: list[Any]) -> str:
+    """The modules some parameters belong to."""
+    names = (_parameter_names.get(getattr(one, "ds_id", -1), "?") for one in parameters)
+    modules = sorted({name.rpartition(".")[0] or name for name in names})
+    return f"zero/{modules[0]}" + (f"+{len(modules) - 1}" if len(modules) > 1 else "")
+
+
+def _step(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
+    active = recorder.current
+    if active is None:
+        return None
+    labels.push(active.names.id("zero/step"))
+    return True
+
+
+def _stepped(_token: bool, _result: Any, _failed: bool) -> None:
+    labels.pop()
+
+
+def _bytes(args: tuple[Any, ...]) -> int:
+    """Of a parameter, or of a list of tensors."""
+    given = args[-1]
+    tensors = given if isinstance(given, (list, tuple)) else [given]
+    return sum(int(one.numel()) * one.element_size() for one in tensors if hasattr(one, "element_size"))
+
+
+def _nothing(_args: tuple[Any, ...]) -> int:
+    return 0
+
+
+def _offloads(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
+
+
+def _swaps(optimizer: Any) -> bool:
+    return getattr(optimizer, "optimizer_swapper", None) is not None
+
+
+def _always(_owner: Any) -> bool:
+    return True
+
+
+_STEP = (_step, _stepped)
+_ON_CPU = _copy(Copy.CPU_OPTIMIZER, _offloads, _nothing, "zero/subgroup{}")
+_GRADIENT_DOWN = _copy(Copy.D2H, _always, _bytes, "zero/gradient")
+_HOOKS: dict[str, dict[str, dict[str, tuple[Before, Callable[..., None]]]]] = {
+    "stage_1_and_2": {
+        "DeepSpeedZeroOptimizer": {
+            "reduce_ipg_grads": _unit(Unit.REDUCE_GRAD, _next_bucket),
+            "step": _STEP,
+            "_optimizer_step": _ON_CPU,
+            "async_inplace_copy_grad_to_fp32_buffer_from_gpu": _GRADIENT_DOWN,
+            "async_accumulate_grad_in_cpu_via_gpu": _GRADIENT_DOWN,
+        }
+    },
+    "stage3": {
+        "DeepSpeedZeroOptimizer_Stage3": {
+            "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads": _unit(Unit.REDUCE_GRAD, _next_bucket),
+            "step": _STEP,
+            "_optimizer_step": _ON_CPU,
+            "partition_grads": _copy(Copy.D2H, _offloads, _bytes, "zero/gradient"),
+            "_optimizer_states_and_gradient_swap_in": _copy(Copy.SWAP_IN, _swaps, _nothing, "zero/subgroup{}"),
+            "_optimizer_states_and_gradient_swap_out": _copy(Copy.SWAP_OUT, _swaps, _nothing, "zero/subgroup{}"),
+        }
+    },
+    "partitioned_param_coordinator": {
+        "PartitionedParameterCoordinator": {
+            "fetch_sub_module": (_fetch, _fetched),
+            "_PartitionedParameterCoordinator__all_gather_params_": (_gather, done),
+            "release_sub_module": _unit(Unit.RESHARD, _module_name),
+        }
+    },
+    "partitioned_param_swapper": {
+        "AsyncPartitionedParameterSwapper": {
+            "swap_in": _copy(Copy.SWAP_IN, _always, _nothing, "zero/parameters"),
+            "swap_out_and_release": _copy(Copy.SWAP_OUT, _always, _nothing, "zero/parameters"),
+        }
+    },
+}
