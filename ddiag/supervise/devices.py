@@ -72,7 +72,7 @@ class Devices:
                 continue  # blocks for 40 ms: one device a sample
             try:
                 value = read(handle)
-            except self._nvml.NVMLError as error:
+            except (AttributeError, self._nvml.NVMLError) as error:
                 if _unsupported(self._nvml, error):
                     del probes[name]
                 else:
@@ -140,15 +140,16 @@ class Devices:
         for name, read in readers.items():
             try:
                 entry[name] = read(handle)
-            except self._nvml.NVMLError:
+            except (AttributeError, self._nvml.NVMLError):
                 continue
         return entry
 
 
 def _unsupported(nvml: Any, error: Any) -> bool:
-    """It will not work later either."""
+    """It will not work later either; an AttributeError is a call that this nvidia-ml-py does not know."""
     never = ("NotSupported", "FunctionNotFound", "NoPermission", "InvalidArgument", "ArgumentVersionMismatch")
-    return isinstance(error, tuple(getattr(nvml, f"NVMLError_{name}", ()) for name in never))
+    known = tuple(getattr(nvml, f"NVMLError_{name}") for name in never if hasattr(nvml, f"NVMLError_{name}"))
+    return isinstance(error, (AttributeError, *known))
 
 
 def _text(value: Any) -> str:

@@ -150,7 +150,8 @@ def test_ctrl_c_ends_a_job_that_does_not_mind(tmp_path: Path) -> None:
 def test_ctrl_c_is_the_jobs_to_handle_and_comes_once(tmp_path: Path) -> None:
     text = (
         "import time\n"
-        "try:\n    print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n    time.sleep(.5); print('saved', flush=True)\n"
+        "try:\n    print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n"
+        "    time.sleep(.5); print('saved', flush=True)\n"
     )
     with terminal(tmp_path) as shell:
         shell.type(_command(tmp_path, text) + "\n")

@@ -32,7 +32,7 @@ JOBS = {
     "crash": "print('out'); raise RuntimeError('no')",
     "exit 3": "import sys; print('out'); sys.exit(3)",
     "exit with words": "import sys; sys.exit('words')",
-    "abort": "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); print('out', flush=True); os.abort()",
+    "abort": "import os, resource as r; r.setrlimit(r.RLIMIT_CORE, (0, 0)); print('out', flush=True); os.abort()",
     "kills itself": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "binary output": "import sys; sys.stdout.buffer.write(bytes(range(256)) * 500)",
     "stdin": "import sys; data = sys.stdin.buffer.read(); print(len(data), hash(data) != 0, data[-3:])",
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_executed_gives_126(tmp_path: Path) -> None:
 
 
 def test_switched_off_the_process_becomes_the_command(tmp_path: Path) -> None:
-    job = "import os; print(os.getpid(), [n for n in os.environ if n.startswith('DDIAG_')], 'bootstrap' in str(os.environ))"
+    job = "import os; e = os.environ; print(os.getpid(), [n for n in e if 'DDIAG' in n], 'bootstrap' in str(e))"
     with start([*recorded(tmp_path / "runs"), PYTHON, "-c", job], env=environment(DDIAG_DISABLE="1")) as process:
         out, err = process.communicate()
     assert out.decode().split(" ", 1) == [str(process.pid), "['DDIAG_DISABLE'] False\n"]
@@ -136,7 +136,8 @@ def test_a_signal_for_the_whole_group_reaches_the_job_once(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1"])
 def test_a_job_killed_by_a_signal_looks_so_from_outside(name: str, tmp_path: Path) -> None:
-    job = f"import os, signal; signal.signal({int(signal.Signals[name])}, 0) if {name!r} != 'SIGKILL' else 0; os.kill(os.getpid(), {int(signal.Signals[name])})"
+    default = "" if name == "SIGKILL" else f"signal.signal(signal.{name}, signal.SIG_DFL); "
+    job = f"import os, signal; {default}os.kill(os.getpid(), signal.{name})"
     done = run([*recorded(tmp_path / "runs", "--no-report"), PYTHON, "-c", job])
     assert done.returncode == -signal.Signals[name]
     manifest = json.loads((only_run(tmp_path / "runs") / "run.json").read_text())
@@ -215,7 +216,7 @@ def test_a_killed_supervisor_leaves_the_job_running_and_helpers_end_with_it(tmp_
         process.wait()
         assert alive(pid)
         (tmp_path / "go").touch()
-        eventually(lambda: (tmp_path / "done").exists())
+        eventually((tmp_path / "done").exists)
         eventually(lambda: not any(map(alive, [pid, *helpers])))
     manifest = json.loads((only_run(tmp_path / "runs") / "run.json").read_text())
     assert manifest["end_wall_ns"] is None
