@@ -89,10 +89,13 @@ class Activation:
 
     def sleep(self) -> None:
         """In a forked child: not a rank, until it says so."""
-        recorder.current = None
+        active, recorder.current = recorder.current, None
         self.identity = None
         self._turns = 0
         DOOR.forget()
+        if active is not None:
+            with quietly("sleep"):
+                active.detach()
 
     def finish(self) -> None:
         """The process ends in good order."""

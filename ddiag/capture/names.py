@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from ddiag.capture.append_file import AppendFile
 from ddiag.schema import names as layout
-from ddiag.schema.ring import LIVE_NAMES, NO_DTYPE, NO_NAME
+from ddiag.schema.ring import LIVE_DROPPED, LIVE_NAMES, NO_DTYPE, NO_NAME
 
 MAX_FACT_BYTES = 16 << 20
 """Of one process over its whole life; what comes later is counted and left out."""
-
-
-def append_only(path: Path) -> int:
-    """A file descriptor whose writes all land at the end, and which children do not inherit."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
 class Names:
     """Gives every distinct text a small number, and writes the text before the number is used."""
 
     def __init__(self, path: Path, words: memoryview) -> None:
-        self._file = append_only(path)
         self._words = words
+        self._file = AppendFile(path, self._count_dropped)
         self._ids: dict[str, int] = {}
         self._adding = threading.Lock()
 
@@ -48,31 +43,37 @@ class Names:
             number = len(self._ids)
             if number >= layout.MAX_NAMES:
                 return NO_NAME
-            os.write(self._file, layout.encode(text))
+            if not self._file.write(layout.encode(text)):
+                return NO_NAME
             self._ids[text] = number
             self._words[LIVE_NAMES] = number + 1
             return number
 
+    def _count_dropped(self) -> None:
+        self._words[LIVE_DROPPED] += 1
+
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
 
 class Facts:
     """Things worth a line: groups, buckets, units, versions, the capture tier."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = append_only(path)
+    def __init__(self, path: Path, words: memoryview) -> None:
+        self._words = words
+        self._file = AppendFile(path, self._count_dropped)
         self._bytes = 0
-        self.dropped = 0
 
     def write(self, kind: str, /, **values: Any) -> None:
         """One line of *kind*. Values JSON does not know are written as text."""
         line = json.dumps({"t": time.time_ns(), "kind": kind, **values}, default=str).encode() + b"\n"
         if self._bytes + len(line) > MAX_FACT_BYTES:
-            self.dropped += 1
-            return
-        self._bytes += len(line)
-        os.write(self._file, line)
+            self._count_dropped()
+        elif self._file.write(line):
+            self._bytes += len(line)
+
+    def _count_dropped(self) -> None:
+        self._words[LIVE_DROPPED] += 1
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()

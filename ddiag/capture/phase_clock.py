@@ -24,6 +24,8 @@ from ddiag.schema.steps import StepFlag
 _PHASE, _OPEN, _DONE, _FAILED = int(Kind.PHASE), int(State.OPEN), int(State.DONE), int(State.FAILED)
 _NONE, _FORWARD, _BACKWARD, _OPTIMIZER = int(Phase.NONE), int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER)
 _EVALUATION = int(Phase.EVALUATION)
+_DEEPEST = 64
+"""More phases are never open at once: whatever ends them has been switched off."""
 _STEP_FLAGS = {
     int(Phase.EVALUATION): int(StepFlag.EVALUATION),
     int(Phase.CHECKPOINT): int(StepFlag.CHECKPOINT),
@@ -75,6 +77,8 @@ class PhaseClock:
         totals.phase_ns[self.current_phase] += now - self._since
         totals.marks += 1
         token = self._phase_record(phase, now, now, 0, 0, _OPEN, label_id, self.tid)
+        if len(self._open) >= _DEEPEST:
+            self._open.clear()
         self._open.append((token, phase))
         self._since = now
         self.current_phase = phase

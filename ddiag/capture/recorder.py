@@ -13,14 +13,16 @@ it anew at every call::
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from ddiag.capture.clock import Anchor, anchor, now_ns
-from ddiag.capture.door import DOOR
+from ddiag.capture.door import DOOR, guarded
 from ddiag.capture.identity import Identity, start_ticks
 from ddiag.capture.names import Facts, Names
 from ddiag.capture.ring import CAPACITY, RingWriter
 from ddiag.capture.step_clock import StepClock
 from ddiag.capture.steps import StepWriter
+from ddiag.schema import steps
 from ddiag.schema.folder import ProcessFiles
 from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Mark, Pause, State
 from ddiag.schema.ring import LIVE_ERRORS, LIVE_PROGRESS, LIVE_SEQ, NO_DTYPE, NO_NAME, RingHeader
@@ -44,10 +46,13 @@ class Recorder(StepClock):
         self.identity = identity
         at = anchor()
         ring = RingWriter.create(files.ring, _header(files, identity, at, capacity))
-        summaries = StepWriter(files.steps, pid=files.pid, rank=identity.rank, attempt=files.attempt, at=at)
-        super().__init__(ring, at.mono_ns, summaries)
+        header = steps.pack_header(
+            pid=files.pid, rank=identity.rank, attempt=files.attempt, wall_ns=at.wall_ns, mono_ns=at.mono_ns
+        )
+        super().__init__(ring, at.mono_ns, StepWriter(files.steps, ring.words, header))
         self.names = Names(files.names, ring.words)
-        self.facts = Facts(files.facts)
+        self.facts = Facts(files.facts, ring.words)
+        self._closers: list[Callable[[], object]] = []
         DOOR.on_error = self._count_error
 
     # -- collectives -------------------------------------------------------------------------------------------------
@@ -139,8 +144,25 @@ class Recorder(StepClock):
 
     def close(self) -> None:
         """The process ends in good order. The ring stays writable: callbacks of other threads may still come."""
+        while self._closers:
+            self._closers.pop()()
         self.close_steps()
+        self.names.close()
+        self.facts.close()
         self.ring.close(now_ns())
+
+    def at_close(self, name: str, close: Callable[[], object]) -> None:
+        """Call *close* when this recording ends."""
+        self._closers.append(guarded(name, close))
+
+    def detach(self) -> None:
+        """In a forked child: whoever still holds this recorder must not write into its parent's files."""
+        self.ring.detach()
+        self._words = self.ring.words
+        self._held = None
+        self.close_steps()
+        self.names.close()
+        self.facts.close()
 
 
 def _header(files: ProcessFiles, identity: Identity, at: Anchor, capacity: int) -> RingHeader:

@@ -142,6 +142,12 @@ class RingWriter:
         halves[(word << 1) + _STATE_HALF] = state
         return True
 
+    def detach(self) -> None:
+        """From now on write into private memory: in a forked child the file is its parent's."""
+        self._map = mmap.mmap(-1, len(self._map))
+        self.words = memoryview(self._map).cast("q")
+        self._halves = memoryview(self._map).cast("I")
+
     @property
     def head(self) -> int:
         """Records begun so far."""

@@ -19,6 +19,8 @@ from ddiag.schema.steps import StepFlag
 _SEVERAL = int(StepFlag.SEVERAL_OPTIMIZERS)
 _NONE, _OPTIMIZER = int(Phase.NONE), int(Phase.OPTIMIZER)
 
+_DEEPEST = 64
+
 Sampler = Callable[[StepTotals], None]
 
 
@@ -53,6 +55,8 @@ class StepClock(PhaseClock):
         """
         if threading.get_ident() != self._thread:
             self._adopt_thread()
+            self._optimizers.clear()
+        if len(self._optimizers) >= _DEEPEST:
             self._optimizers.clear()
         if self._optimizers and self.current_phase != _OPTIMIZER and not self.in_phase(_OPTIMIZER):
             # What began before never ended: an exception passed by.

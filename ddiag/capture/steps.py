@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
-from ddiag.capture.clock import Anchor
-from ddiag.capture.names import append_only
+from ddiag.capture.append_file import AppendFile
 from ddiag.schema import steps as layout
 from ddiag.schema.phases import Phase
+from ddiag.schema.ring import LIVE_DROPPED
 from ddiag.schema.steps import PHASES, UNKNOWN, StepRecord
 
 
@@ -108,13 +107,16 @@ class StepTotals:
 class StepWriter:
     """Appends summaries, each with one system call."""
 
-    def __init__(self, path: Path, *, pid: int, rank: int, attempt: int, at: Anchor) -> None:
-        self._file = append_only(path)
-        header = layout.pack_header(pid=pid, rank=rank, attempt=attempt, wall_ns=at.wall_ns, mono_ns=at.mono_ns)
-        os.write(self._file, header)
+    def __init__(self, path: Path, words: memoryview, header: bytes) -> None:
+        self._words = words
+        self._file = AppendFile(path, self._count_dropped)
+        self._file.write(header)
 
     def append(self, record: StepRecord) -> None:
-        os.write(self._file, layout.pack(record))
+        self._file.write(layout.pack(record))
+
+    def _count_dropped(self) -> None:
+        self._words[LIVE_DROPPED] += 1
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
