@@ -10,6 +10,7 @@ import polars as pl
 
 from ddiag.analysis.intervals import EMPTY, Intervals, Times, union
 from ddiag.analysis.names import outermost, times, where_name
+from ddiag.analysis.recorded.marks import in_phase
 from ddiag.model.run import Run
 
 _NODE = "autograd::engine::evaluate_function:"
@@ -67,7 +68,10 @@ def _inside(spans: Intervals, at: Times) -> npt.NDArray[np.bool_]:
 
 
 def backward(run: Run, rank: int) -> Backward:
-    """The backward passes of *rank*; empty when operators were not recorded."""
+    """The backward passes of *rank*; empty when neither operators nor phases were recorded."""
+    if run.recorded:
+        passes = in_phase(run, rank, "backward")
+        return Backward(passes, passes, len(passes), in_phase(run, rank, "optimizer"))
     ops = run.table("ops").filter((pl.col("rank") == rank) & (pl.col("kind") != "gpu_annotation"))
     nodes = where_name(ops, lambda name: name.startswith(_NODE))
     if nodes.is_empty():

@@ -22,11 +22,12 @@ from ddiag.analysis.optimizer_step import optimizer_step
 from ddiag.analysis.precision import precision
 from ddiag.analysis.python_overhead import python_overhead
 from ddiag.analysis.recompute import recompute
+from ddiag.analysis.recorded.families import completed, recorded_families
 from ddiag.analysis.shard_units import shard_units
 from ddiag.analysis.steps import find_steps
 from ddiag.analysis.sync_points import sync_points
 from ddiag.model.run import Run
-from ddiag.model.signals import Signals
+from ddiag.model.signals import FAMILIES, Signals
 
 
 def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
@@ -34,6 +35,15 @@ def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
 
     *steps* (first, last, both included) makes exactly these steps the steady ones; UsageError when none was recorded.
     """
+    if run.recorded:
+        found = recorded_families(run, steps)
+        if run.traces is not None:
+            found = completed(found, _traced_families(run.traces, None))
+        return Signals(MappingProxyType({family: found[family] for family in FAMILIES if family in found}))
+    return Signals(MappingProxyType(_traced_families(run, steps)))
+
+
+def _traced_families(run: Run, steps: tuple[int, int] | None) -> dict[type, object]:
     facts = job_facts(run)
     windows = find_steps(run) if steps is None else only(find_steps(run), *steps)
     acts = activity(run)
@@ -61,4 +71,4 @@ def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
         links(run, facts, calls),
         python_overhead(run, windows, acts),
     )
-    return Signals(MappingProxyType({type(family): family for family in families if family is not None}))
+    return {type(family): family for family in families if family is not None}

@@ -24,6 +24,8 @@ MAX_RANKS = 8
 """Ranks looked at: buckets are the same on all of them."""
 MIN_PARAMETERS = 4
 """Parameters from which "one call per parameter" is not a coincidence."""
+_BUCKET = r"^ddp\d+/bucket"
+"""Label of a bucket in a recording."""
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _INTEGERS = r"(?i)^(?:nccl)?(?:c10::)?(?:u?int|long|byte|char|bool|short|i32|i64)"
 
@@ -111,6 +113,9 @@ def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, 
     calls = calls.filter(
         pl.col("op").is_in(_REDUCTIONS) & ~pl.col("dtype").fill_null("").str.contains(_INTEGERS)
     ).with_columns(issued_ns=pl.coalesce("enqueue_ns", "start_ns"))
+    named = calls.filter(pl.col("label").fill_null("").str.contains(_BUCKET))
+    if named.height:
+        return named, "backward"
     at = times(calls, "issued_ns")
     hooked = calls.filter(pl.Series(host.during(at), dtype=pl.Boolean) & ~_tiny())
     if hooked.height:

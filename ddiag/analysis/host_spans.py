@@ -9,6 +9,7 @@ from ddiag.analysis.intervals import covered
 from ddiag.analysis.memo import once_per_run
 from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
 from ddiag.analysis.rank_rows import rows_of
+from ddiag.analysis.recorded.marks import in_phase, marks
 from ddiag.model.run import Run
 
 _ISSUING = ("launch", "graph", "copy", "memset")
@@ -36,6 +37,8 @@ def loader_spans(run: Run, rank: int) -> pl.DataFrame:
     A loader span elsewhere is a background prefetcher: it makes nobody wait. Without ProfilerStep ingest may take
     autograd's thread, which launches most, for the driver; so threads that update parameters or launch kernels follow.
     """
+    if run.recorded:
+        return _recorded_waits(run, rank)
     host = rows_of(run, "ops", rank).filter(pl.col("kind") != "gpu_annotation")
     waits = where_name(host, is_loader)
     main = training_thread(run, rank)
@@ -47,6 +50,14 @@ def loader_spans(run: Run, rank: int) -> pl.DataFrame:
         if not mine.is_empty():
             return outermost(mine)
     return outermost(where_name(waits, is_pooled_loader))
+
+
+def _recorded_waits(run: Run, rank: int) -> pl.DataFrame:
+    """Phases in which the training thread got its next batch; what evaluation waits for is evaluation."""
+    mine = marks(run, rank).filter(pl.col("phase") == "input")
+    spans = mine.select("rank", "tid", pl.col("phase").cast(pl.String).alias("name"), "start_ns", "end_ns")
+    start, evaluation = times(spans, "start_ns"), in_phase(run, rank, "evaluation")
+    return outermost(spans.filter(pl.Series(covered(evaluation, start, start + 1) == 0, dtype=pl.Boolean)))
 
 
 @once_per_run

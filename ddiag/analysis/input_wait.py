@@ -77,7 +77,10 @@ def _waits(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _single_process(run: Run) -> bool | None:
-    """Whether batches are made in the training process, by the loader's class or its frames."""
+    """Whether batches are made in the training process, by the loader's workers, its class or its frames."""
+    workers = run.table("step_summaries")["loader_workers"].drop_nulls()
+    if len(workers):
+        return workers.max() == 0
     names = run.table("ops")["name"].unique().drop_nulls().to_list()
     seen = {loader_in_process(name) for name in names} - {None}
     return seen.pop() if len(seen) == 1 else None

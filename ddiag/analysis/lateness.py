@@ -10,6 +10,7 @@ import polars as pl
 
 from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.host_names import is_loader
+from ddiag.analysis.host_spans import loader_spans
 from ddiag.analysis.intervals import covered, subtract
 from ddiag.analysis.names import of_kind, outermost, spans_union, times, where_name
 from ddiag.analysis.rank_walk import by_rank
@@ -71,6 +72,8 @@ def _parts(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]) -> 
 
 def _loader_spans(run: Run) -> pl.DataFrame:
     """Outermost waits for input on each rank's training thread (any thread where that is unknown)."""
+    if run.recorded:
+        return pl.concat([loader_spans(run, rank) for rank in run.table("ranks")["rank"].sort().to_list()])
     spans = where_name(run.table("ops").filter(pl.col("kind") != "gpu_annotation"), is_loader)
     threads = run.table("ranks").select("rank", "main_tid").unique("rank")
     mine = spans.join(threads, on="rank", how="left").filter(

@@ -29,7 +29,9 @@ def numbers_are_recorded(run: Run, windows: StepWindows) -> bool:
     """Step numbers are those of the training loop, not an order of appearance."""
     recorded = run.table("steps").select("rank", "step").unique()
     used = windows.table.select(pl.col("rank").cast(pl.Int32), pl.col("step").cast(pl.Int64))
-    return windows.source == "annotation" and used.join(recorded, on=["rank", "step"], how="anti").is_empty()
+    return (
+        windows.source in ("annotation", "recorded") and used.join(recorded, on=["rank", "step"], how="anti").is_empty()
+    )
 
 
 def with_calls(calls: pl.DataFrame, *, numbered: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:

@@ -32,7 +32,7 @@ def memory(run: Run, windows: StepWindows) -> Memory | None:
     per_rank = _peaks(events, run.table("ranks"))
     return Memory(
         per_rank=per_rank,
-        timeline=_thinned(events),
+        timeline=thinned(events),
         peak_share=_highest(
             per_rank, pl.coalesce("peak_reserved_bytes", "peak_allocated_bytes") / pl.col("capacity_bytes")
         ),
@@ -79,7 +79,7 @@ def _unused_at_peak(events: pl.DataFrame) -> float | None:
     return _highest(fullest, (pl.col("_reserved") - pl.col("allocated_bytes")) / pl.col("_reserved"))
 
 
-def _thinned(events: pl.DataFrame) -> pl.DataFrame:
+def thinned(events: pl.DataFrame) -> pl.DataFrame:
     """At most 2,000 points per rank and device: the highest of each stretch of events, so that peaks stay."""
     stretch = pl.int_range(pl.len()).over("rank", "device") * _MOST_POINTS // pl.len().over("rank", "device")
     short = pl.len().over("rank", "device") <= _MOST_POINTS
@@ -102,11 +102,11 @@ def _growth(events: pl.DataFrame, windows: StepWindows) -> float | None:
         if (at >= 0).sum() < _ENOUGH_STEPS:
             continue
         held = series["allocated_bytes"].to_numpy()[at[at >= 0]]
-        slopes.append(_theil_sen(np.arange(held.size, dtype=np.float64), held.astype(np.float64)))
+        slopes.append(theil_sen(np.arange(held.size, dtype=np.float64), held.astype(np.float64)))
     return max(slopes, key=abs) if slopes else None
 
 
-def _theil_sen(x: np.ndarray, y: np.ndarray) -> float:
+def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
     """Median slope over all pairs; one odd step does not move it."""
     first, second = np.triu_indices(x.size, k=1)
     return float(np.median((y[second] - y[first]) / (x[second] - x[first])))

@@ -21,6 +21,8 @@ _FRAMEWORKS = (
     ("deepspeed", ("PartitionedParameterCoordinator", "partition_parameters.py", "deepspeed/runtime/zero/stage3")),
 )
 """Names of spans by framework, first match; FSDP1 also has spans named FSDP::."""
+_LABELS = {"fsdp": "fsdp2", "fsdp1": "fsdp1", "fsdp2": "fsdp2", "zero": "deepspeed"}
+"""What recordings call the units."""
 MIN_GATHER_BYTES = 1024
 """Smaller gathers carry metadata or metrics."""
 MIN_GATHERS = 1.5
@@ -67,6 +69,11 @@ def sharding_framework(run: Run, collectives: Collectives) -> str:
     gathers = table.filter((pl.col("op") == "all_gather") & _large())
     if gathers.is_empty():
         return ""
+    labels = (
+        table["label"].drop_nulls().str.extract(r"^(fsdp1|fsdp2|fsdp|zero)", 1).drop_nulls().unique().sort().to_list()
+    )
+    if labels:
+        return _LABELS[labels[0]]
     names = where_name(run.table("ops"), _is_sharding)["name"].cast(pl.String).unique().to_list()
     for framework, marks in _FRAMEWORKS:
         if any(mark in name for mark in marks for name in names):

@@ -332,6 +332,8 @@ class OptimizerStep:
     scaler_checks_per_step: float = 0.0
     starved_ms: float | None = None
     """Device idle per step for want of launches while the host was inside the optimizer; None without a device."""
+    clipped_scaled_steps: int = 0
+    """Steps in which gradients were clipped before the scaler had unscaled them (recordings only)."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ class Recompute:
 
 @dataclass(frozen=True)
 class Memory:
-    """Device memory."""
+    """Device memory; in a recording without a device, the host's (device 'cpu')."""
 
     per_rank: Table
     """rank, device, peak_allocated_bytes, peak_reserved_bytes, capacity_bytes (null if unknown)."""
@@ -360,6 +362,8 @@ class Memory:
     """(reserved - allocated) / reserved at the peak: fragmentation."""
     growth_bytes_per_step: float | None
     """Allocated at step ends, slope over steady steps; None with fewer than 4 steps."""
+    growth_steps: int | None = None
+    """Steps a recording's slope is over: the whole run after warm-up; None for a trace (its steady steps)."""
 
 
 @dataclass(frozen=True)
@@ -398,6 +402,10 @@ class PythonOverhead:
     find_unused_ms: float | None
     """Time spent by DDP searching for unused parameters, per step; None when that search was not seen."""
     dataloader_workers: int | None = None
+    checkpoint_ms_per_step: float | None = None
+    """Saving per step over a whole recorded run, worst rank; None for a trace, which cannot tell how often."""
+    checkpoints: int | None = None
+    """Steps of a recorded run in which a checkpoint was written."""
 
 
 FAMILIES: tuple[type, ...] = (

@@ -10,6 +10,7 @@ from ddiag.rulekit.diagnosis import Diagnosis
 
 SOURCES = {
     "annotation": "marked in the trace",
+    "recorded": "as the recorder saw the optimizer (or the engine) step",
     "inferred": "inferred, the trace does not mark them",
     "window": "none marked: the whole capture counts as one step",
 }

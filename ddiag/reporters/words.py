@@ -27,7 +27,12 @@ STATUS_SHAPES: Mapping[Status, str] = MappingProxyType(
     }
 )
 SOURCES: Mapping[str, str] = MappingProxyType(
-    {"annotation": "marked in the trace", "inferred": "inferred", "window": "the whole capture as one step"}
+    {
+        "annotation": "marked in the trace",
+        "recorded": "recorded",
+        "inferred": "inferred",
+        "window": "the whole capture as one step",
+    }
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
 

@@ -8,6 +8,8 @@ from ddiag.rulekit.finding import Abstain, Confidence, Severity
 
 ENOUGH_STEPS = 3
 """Steady steps from which a repeated figure is more than an accident."""
+MARKED = ("annotation", "recorded")
+"""Sources of steps that say exactly where each begins."""
 
 
 def confidence_for(
@@ -18,7 +20,7 @@ def confidence_for(
     *host_timed*: the figure is time on the host, which recorded Python stacks inflate: one level lower with them.
     *at_most*: for figures that are estimates however long the measurement.
     """
-    level = 0 if budget.n_steps >= ENOUGH_STEPS and budget.source == "annotation" else 1
+    level = 0 if budget.n_steps >= ENOUGH_STEPS and budget.source in MARKED else 1
     if budget.source == "window":
         level = 2
     if host_timed and facts.with_stack:
