@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ddiag.capture.append_file import AppendFile
+from ddiag.capture.ring import RingWriter
 from ddiag.schema import names as layout
-from ddiag.schema.ring import LIVE_DROPPED, LIVE_NAMES, NO_DTYPE, NO_NAME
+from ddiag.schema.ring import LIVE_NAMES, NO_DTYPE, NO_NAME
 
 MAX_FACT_BYTES = 16 << 20
 """Of one process over its whole life; what comes later is counted and left out."""
@@ -19,9 +20,9 @@ MAX_FACT_BYTES = 16 << 20
 class Names:
     """Gives every distinct text a small number, and writes the text before the number is used."""
 
-    def __init__(self, path: Path, words: memoryview) -> None:
-        self._words = words
-        self._file = AppendFile(path, self._count_dropped)
+    def __init__(self, path: Path, ring: RingWriter) -> None:
+        self._ring = ring
+        self._file = AppendFile(path, ring.count_dropped)
         self._ids: dict[str, int] = {}
         self._adding = threading.Lock()
 
@@ -46,11 +47,8 @@ class Names:
             if not self._file.write(layout.encode(text)):
                 return NO_NAME
             self._ids[text] = number
-            self._words[LIVE_NAMES] = number + 1
+            self._ring.words[LIVE_NAMES] = number + 1
             return number
-
-    def _count_dropped(self) -> None:
-        self._words[LIVE_DROPPED] += 1
 
     def close(self) -> None:
         self._file.close()
@@ -59,21 +57,18 @@ class Names:
 class Facts:
     """Things worth a line: groups, buckets, units, versions, the capture tier."""
 
-    def __init__(self, path: Path, words: memoryview) -> None:
-        self._words = words
-        self._file = AppendFile(path, self._count_dropped)
+    def __init__(self, path: Path, ring: RingWriter) -> None:
+        self._dropped = ring.count_dropped
+        self._file = AppendFile(path, ring.count_dropped)
         self._bytes = 0
 
     def write(self, kind: str, /, **values: Any) -> None:
         """One line of *kind*. Values JSON does not know are written as text."""
         line = json.dumps({"t": time.time_ns(), "kind": kind, **values}, default=str).encode() + b"\n"
         if self._bytes + len(line) > MAX_FACT_BYTES:
-            self._count_dropped()
+            self._dropped()
         elif self._file.write(line):
             self._bytes += len(line)
-
-    def _count_dropped(self) -> None:
-        self._words[LIVE_DROPPED] += 1
 
     def close(self) -> None:
         self._file.close()

@@ -49,9 +49,9 @@ class Recorder(StepClock):
         header = steps.pack_header(
             pid=files.pid, rank=identity.rank, attempt=files.attempt, wall_ns=at.wall_ns, mono_ns=at.mono_ns
         )
-        super().__init__(ring, at.mono_ns, StepWriter(files.steps, ring.words, header))
-        self.names = Names(files.names, ring.words)
-        self.facts = Facts(files.facts, ring.words)
+        super().__init__(ring, at.mono_ns, StepWriter(files.steps, header, ring.count_dropped))
+        self.names = Names(files.names, ring)
+        self.facts = Facts(files.facts, ring)
         self._closers: list[Callable[[], object]] = []
         DOOR.on_error = self._count_error
 

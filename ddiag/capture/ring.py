@@ -142,6 +142,10 @@ class RingWriter:
         halves[(word << 1) + _STATE_HALF] = state
         return True
 
+    def count_dropped(self) -> None:
+        """Something of this process could not be recorded."""
+        self.words[layout.LIVE_DROPPED] += 1
+
     def detach(self) -> None:
         """From now on write into private memory: in a forked child the file is its parent's."""
         self._map = mmap.mmap(-1, len(self._map))

@@ -86,6 +86,11 @@ class StepClock(PhaseClock):
         if self.current_phase == _NONE:
             self._optimizers.clear()
 
+    def expect_engine(self) -> None:
+        """An engine will say where steps end, so that its optimizers' steps end none, not even the first."""
+        if self._held is None:
+            self._boundaries.leave_to_engine()
+
     def engine_step(self, *, skipped: bool = False) -> None:
         """An engine (DeepSpeed) or the user says: here a training step ends. From now on optimizers do not."""
         if not self._boundaries.by_engine:

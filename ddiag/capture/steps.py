@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from ddiag.capture.append_file import AppendFile
 from ddiag.schema import steps as layout
 from ddiag.schema.phases import Phase
-from ddiag.schema.ring import LIVE_DROPPED
 from ddiag.schema.steps import PHASES, UNKNOWN, StepRecord
 
 
@@ -107,16 +107,12 @@ class StepTotals:
 class StepWriter:
     """Appends summaries, each with one system call."""
 
-    def __init__(self, path: Path, words: memoryview, header: bytes) -> None:
-        self._words = words
-        self._file = AppendFile(path, self._count_dropped)
+    def __init__(self, path: Path, header: bytes, dropped: Callable[[], None]) -> None:
+        self._file = AppendFile(path, dropped)
         self._file.write(header)
 
     def append(self, record: StepRecord) -> None:
         self._file.write(layout.pack(record))
-
-    def _count_dropped(self) -> None:
-        self._words[LIVE_DROPPED] += 1
 
     def close(self) -> None:
         self._file.close()

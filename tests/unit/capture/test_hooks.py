@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import pickle
 import sys
 import types
@@ -23,7 +24,7 @@ from ddiag.capture.activate import ACTIVATION  # noqa: E402
 from ddiag.capture.door import DOOR  # noqa: E402
 from ddiag.capture.hooks import WATCHED, dataloader  # noqa: E402
 from ddiag.capture.recorder import Recorder  # noqa: E402
-from ddiag.schema.phases import Kind, Mark, Pause  # noqa: E402
+from ddiag.schema.phases import Kind, Mark, Pause, Phase  # noqa: E402
 from ddiag.schema.steps import StepFlag  # noqa: E402
 from tests.unit.capture.reading import phases, records, steps_of  # noqa: E402
 
@@ -245,6 +246,27 @@ def test_logging_to_a_summary_writer_is_seen(recording: Recorder, monkeypatch: p
     logging.install(module, ACTIVATION.patches)
     assert SummaryWriter().add_scalars() == "written"
     assert phases(recording.files) == ["LOGGING"]
+
+
+def test_a_forked_child_writes_nothing_into_its_parents_files(recording: Recorder) -> None:
+    recording.begin_optimizer(1)
+    recording.end_optimizer(1)
+    token = recording.enter(Phase.LOGGING)
+    before = recording.files.ring.read_bytes(), recording.files.steps.read_bytes()
+    child = os.fork()
+    if child == 0:
+        recording.leave(token)
+        recording.leave(recording.enter(Phase.CHECKPOINT))
+        recording.engine_step()
+        recording.names.id("the child's")
+        os._exit(0 if recorder.current is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (recording.files.ring.read_bytes(), recording.files.steps.read_bytes()) == before
+    assert recording.files.names.read_bytes() == b""
+    recording.leave(token)
+    assert recorder.current is recording
+    recording.close_steps()
+    assert len(steps_of(recording.files)) == 1
 
 
 COUNTERS = {"next_id"}
