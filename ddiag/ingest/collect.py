@@ -224,7 +224,7 @@ class Collector:
             ts_ns=times,
             device_type=ints([arg.device_type for arg in args]),
             device_id=ints([arg.device_id for arg in args]),
-            bytes=ints([arg.memory_bytes for arg in args], BAD_TIME),
+            bytes=ints([arg.bytes for arg in args], BAD_TIME),
             allocated_bytes=ints([arg.allocated for arg in args], BAD_TIME),
             reserved_bytes=ints([arg.reserved for arg in args], BAD_TIME),
         )
@@ -243,10 +243,11 @@ class Collector:
 
 
 def _external_ids(args: list[Any]) -> IntColumn:
-    values = [arg.external_id for arg in args]
-    if -1 in values:
-        values = [arg.old_external_id if value == -1 else value for value, arg in zip(values, args, strict=True)]
-    return ints(values)
+    found = ints([arg.external_id for arg in args])
+    if found.min() >= 0:
+        return found
+    old = ints([arg.old_external_id for arg in args])
+    return np.where(found == -1, old, found)
 
 
 def _streams(group: Spans, args: list[Any]) -> IntColumn:

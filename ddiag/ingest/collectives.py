@@ -15,12 +15,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ddiag.ingest.values import IntColumn
+from ddiag.ingest.values import Codes, IntColumn
 from ddiag.model.naming import collective_op, dtype_bytes
 
 Mask = npt.NDArray[np.bool_]
@@ -29,7 +30,8 @@ _WORKER_SPAN = re.compile(r"^(?:gloo|mpi|ucc):")
 _ENQUEUE_SPAN = re.compile(r"^(?:nccl|xccl|hccl|cncl|ccl|oneccl):")
 _HOST_OP = re.compile(r"^c10d::")
 _RECORD = "record_param_comms"
-_NOT_A_CALL = frozenset({"wait", "init", "", "startcoalescing", "endcoalescing"})
+NOT_A_CALL = frozenset({"wait", "init", "", "startcoalescing", "endcoalescing"})
+_GPU_ANNOTATION = 3
 _MAX_DEPTH = 12
 """Communication spans nest at most this deep around a launch."""
 _SAME_KERNEL = {"reduce_scatter": ("all_reduce", "reduce"), "all_gather": ("all_gather", "broadcast")}
@@ -40,37 +42,43 @@ _SAME_KERNEL = {"reduce_scatter": ("all_reduce", "reduce"), "all_gather": ("all_
 class HostCalls:
     """Communication spans on the host, sorted by start."""
 
-    name: list[str]
+    kinds: list[tuple[str, int, int]]
+    """(name, shapes, types) of every different span; shapes and types as codes."""
+    kind: IntColumn
     tid: IntColumn
     start: IntColumn
     end: IntColumn
     call: IntColumn
     external_id: IntColumn
-    shape: list[tuple[int, int]]
-    """Codes of shapes and types."""
     is_record: Mask
     is_worker: Mask
     is_enqueue: Mask
     is_op: Mask
 
     def __len__(self) -> int:
-        return len(self.name)
+        return len(self.kind)
+
+    def names(self) -> list[str]:
+        return [self.kinds[kind][0] for kind in self.kind.tolist()]
 
 
 def host_calls(names: list[str], ops: dict[str, IntColumn]) -> HostCalls:
     """The rows of *ops* (columns of codes and times) that are about communication, on host threads."""
-    roles = np.array([_role(name) for name in names], dtype=np.int8) if names else np.zeros(0, dtype=np.int8)
-    rows = np.flatnonzero((roles[ops["name"]] > 0) & (ops["kind"] != 3)) if len(ops["name"]) else np.zeros(0, np.int64)
+    roles = np.array([_role(name) for name in names], dtype=np.int8) if names else np.zeros(1, dtype=np.int8)
+    rows = np.flatnonzero((roles[ops["name"]] > 0) & (ops["kind"] != _GPU_ANNOTATION))
     rows = rows[np.argsort(ops["start_ns"][rows], kind="stable")]
-    role = roles[ops["name"][rows]] if len(rows) else np.zeros(0, dtype=np.int8)
+    role = roles[ops["name"][rows]]
+    kinds: Codes[tuple[int, int, int]] = Codes()
+    looks = zip(*(ops[key][rows].tolist() for key in ("name", "dims", "dtypes")), strict=True)
+    kind = np.array(list(map(kinds.__getitem__, looks)), dtype=np.int64)
     return HostCalls(
-        name=[names[code] for code in ops["name"][rows].tolist()],
+        kinds=[(names[code], dims, dtypes) for code, dims, dtypes in kinds],
+        kind=kind,
         tid=ops["tid"][rows],
         start=ops["start_ns"][rows],
         end=ops["end_ns"][rows],
         call=ops["call"][rows],
         external_id=ops["external_id"][rows],
-        shape=list(zip(ops["dims"][rows].tolist(), ops["dtypes"][rows].tolist(), strict=True)),
         is_record=role == 1,
         is_worker=role == 2,
         is_enqueue=role == 3,
@@ -111,19 +119,24 @@ def issued_by(calls: HostCalls) -> IntColumn:
     """
     issuer = np.full(len(calls), -1, dtype=np.int64)
     inner = np.flatnonzero(calls.is_record | calls.is_enqueue)
-    for_devices = set(enclosing(calls, calls.is_op, calls.tid[inner], calls.start[inner]).tolist())
+    for_devices = np.zeros(len(calls), dtype=bool)
+    for_devices[enclosing(calls, calls.is_op, calls.tid[inner], calls.start[inner])] = True
+    if not calls.is_worker.any():
+        return issuer
+    names = calls.names()
     waiting: deque[int] = deque()
-    for row in range(len(calls)):
-        if calls.is_op[row] and row not in for_devices:
+    for row in np.flatnonzero(calls.is_worker | (calls.is_op & ~for_devices)).tolist():
+        if calls.is_op[row]:
             waiting.append(row)
-        elif calls.is_worker[row]:
-            operator = next((k for k in waiting if _same_call(calls.name[k], calls.name[row])), None)
+        else:
+            operator = next((k for k in waiting if _same_call(names[k], names[row])), None)
             if operator is not None:
                 waiting.remove(operator)
                 issuer[row] = operator
     return issuer
 
 
+@lru_cache(maxsize=1024)
 def _same_call(operator: str, span: str) -> bool:
     asked, done = collective_op(operator), collective_op(span)
     return asked is not None and (asked == done or done in _SAME_KERNEL.get(asked, ()))

@@ -22,7 +22,10 @@ MISSING = Raw()
 
 
 class Args(Struct, gc=False):
-    """The arguments every trace may carry; -1 where an id is missing (the tables' word for it), None elsewhere."""
+    """What spans may carry, in the order in which Kineto writes it (looked up fastest so).
+
+    -1 where an id is missing, as the tables have it; None elsewhere.
+    """
 
     external_id: Number = field(name="External id", default=-1)
     device: Number = None
@@ -33,12 +36,17 @@ class Args(Struct, gc=False):
     sequence: Number = field(name="Sequence number", default=-1)
     dtypes: Raw = field(name="Input type", default=MISSING)
     dims: Raw = field(name="Input Dims", default=MISSING)
+    old_external_id: Number = field(name="external id", default=-1)
+
+
+class MemoryArgs(Struct, gc=False):
+    """What an allocator event carries."""
+
     device_type: Number = field(name="Device Type", default=None)
     device_id: Number = field(name="Device Id", default=None)
-    memory_bytes: Number = field(name="Bytes", default=None)
+    bytes: Number = field(name="Bytes", default=None)
     allocated: Number = field(name="Total Allocated", default=None)
     reserved: Number = field(name="Total Reserved", default=None)
-    old_external_id: Number = field(name="external id", default=None)
 
 
 class CollectiveArgs(Args, gc=False):
@@ -118,12 +126,12 @@ class End(Marked, gc=False, tag_field="ph", tag="E"):
 
 class Instant(Marked, gc=False, tag_field="ph", tag="i"):
     cat: ClassVar[str] = INSTANT
-    args: Args | None = None
+    args: MemoryArgs | None = None
 
 
 class OldInstant(Marked, gc=False, tag_field="ph", tag="I"):
     cat: ClassVar[str] = INSTANT
-    args: Args | None = None
+    args: MemoryArgs | None = None
 
 
 class Counter(Marked, gc=False, tag_field="ph", tag="C"):

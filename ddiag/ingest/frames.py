@@ -220,7 +220,8 @@ def _kernel_calls(
     launch = order[place] if len(known) else np.zeros(len(rows), dtype=np.int64)
     none = np.full(len(rows), -1, dtype=np.int64)
     return KernelCalls(
-        name=[names[code] for code in kernels["name"][rows].tolist()],
+        names=names,
+        name=kernels["name"][rows],
         start=kernels["start_ns"][rows],
         end=kernels["end_ns"][rows],
         stream=kernels["stream"][rows],

@@ -6,11 +6,14 @@ Only the few chunks that fail come here, so clarity beats speed; still linear in
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
-from ddiag.ingest.events import ArrayDecoder, CollectiveArgs, Event, one_event, raw_array
+from ddiag.ingest.events import ArrayDecoder, CollectiveArgs, Event, MemoryArgs, one_event, raw_array
 
+T = TypeVar("T")
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError)
 """``DecodeError`` covers wrong types as well; a bomb of brackets ends in ``RecursionError``."""
 
@@ -46,12 +49,20 @@ def decode_tolerantly(items: bytes) -> tuple[list[Event], int]:
     try:
         return ArrayDecoder()(b"[" + clean + b"]"), 0
     except DECODE_ERRORS:
-        pass
+        return _each(clean, _one)
+
+
+def decode_each(items: bytes, one: Callable[[bytes], T | None]) -> tuple[list[T], int]:
+    """The same for events of another shape: *one* decodes a single event or gives None."""
+    return _each(repair(items), one)
+
+
+def _each(clean: bytes, one: Callable[[bytes], T | None]) -> tuple[list[T], int]:
     try:
         pieces = [bytes(raw) for raw in raw_array.decode(b"[" + clean + b"]")]
     except DECODE_ERRORS:
-        return _resynchronise(clean)
-    events = [event for piece in pieces if (event := _one(piece)) is not None]
+        return _resynchronise(clean, one)
+    events = [event for piece in pieces if (event := one(piece)) is not None]
     return events, len(pieces) - len(events)
 
 
@@ -90,7 +101,10 @@ def _salvage(text: bytes) -> Event | None:
 
 
 def _usable_args(arguments: dict[str, object]) -> dict[str, object]:
-    wanted = set(CollectiveArgs.__struct_encode_fields__) - {"Input Dims", "Input type"}
+    wanted = {*CollectiveArgs.__struct_encode_fields__, *MemoryArgs.__struct_encode_fields__} - {
+        "Input Dims",
+        "Input type",
+    }
     usable: dict[str, object] = {
         key: value for key, value in arguments.items() if key in wanted and isinstance(value, (str, int, float))
     }
@@ -100,14 +114,14 @@ def _usable_args(arguments: dict[str, object]) -> dict[str, object]:
     return usable
 
 
-def _resynchronise(text: bytes) -> tuple[list[Event], int]:
+def _resynchronise(text: bytes, one: Callable[[bytes], T | None]) -> tuple[list[T], int]:
     """Text that is not JSON throughout: decode what stands between two event boundaries, skip the rest."""
-    events: list[Event] = []
+    events: list[T] = []
     dropped = 0
     pieces = _pieces(text)
     at = 0
     while at < len(pieces):
-        event, used = _join_and_decode(pieces, at)
+        event, used = _join_and_decode(pieces, at, one)
         if event is None:
             dropped += 1
         else:
@@ -121,11 +135,11 @@ def _pieces(text: bytes) -> list[bytes]:
     return [] if start < 0 else BETWEEN_EVENTS.split(text[start + 1 :].rstrip(b" \t\r\n,]").removesuffix(b"}"))
 
 
-def _join_and_decode(pieces: list[bytes], at: int) -> tuple[Event | None, int]:
+def _join_and_decode(pieces: list[bytes], at: int, one: Callable[[bytes], T | None]) -> tuple[T | None, int]:
     """The event that begins at piece *at*, rejoined from as many pieces as its nested objects tore it into."""
     text = b"{" + pieces[at] + b"}"
     for used in range(1, _MAX_NESTED_PIECES + 1):
-        event = _one(text)
+        event = one(text)
         if event is not None:
             return event, used
         if at + used >= len(pieces):
