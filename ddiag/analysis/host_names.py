@@ -22,7 +22,6 @@ _LOADER = _any_of(
     r"webdataset/\S+\(\d+\): __iter__",
     r"prefetch\w*\.py\(\d+\): (?:next|__next__)$",
     r"IteratorGetNext",
-    r"Iterator::Root::Prefetch",
     r"\[pl\]\[profile\]\S*train_dataloader_next",
     flags=re.IGNORECASE,
 )

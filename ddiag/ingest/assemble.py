@@ -156,6 +156,7 @@ def _coverage(
 ) -> Coverage:
     used = {id(member.trace): member for member in picked.members}
     left_out = {id(trace): why for trace, why in picked.left_out}
+    left_out |= {id(trace): "the same recording is read from its own file" for trace in picked.copies}
     world = max((m.trace.world_size for m in picked.members if m.trace.world_size is not None), default=0)
     seen = sorted({member.rank for member in picked.members if member.rank_known})
     steps = tables["steps"]["step"].unique().sort().to_list() if "steps" in tables else []

@@ -11,7 +11,10 @@ from ddiag.ingest.trace import Trace
 
 CLUSTER_GAP_NS = 6 * 3600 * 10**9
 """Recordings this far apart are of one job only if the same processes made them."""
-_HOW_TO_NAME = 'name the files by rank ("rank3.json"), or initialise torch.distributed before the profiler stops'
+_HOW_TO_NAME = {
+    "pytorch": 'name the files by rank ("rank3.json"), or initialise torch.distributed before the profiler stops',
+    "tensorflow": 'write each worker\'s profile to a folder named by its task index ("logs/worker-3")',
+}
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class Picked:
 
     members: list[Member] = field(default_factory=list)
     left_out: list[tuple[Trace, str]] = field(default_factory=list)
+    copies: list[Trace] = field(default_factory=list)
+    """Copies of recordings that are there themselves: nothing is lost without them."""
     notes: list[str] = field(default_factory=list)
 
 
 def pick(traces: Sequence[Trace]) -> Picked:
     """Choose the traces of the largest job and settle the rank and cycle of each."""
     picked = Picked()
-    kept = _one_framework_and_size(list(traces), picked)
+    kept = _one_framework_and_size(_without_copies(list(traces), picked), picked)
     ranks = _known_ranks(kept)
     kept = _one_period(kept, ranks, picked)
     by_rank: dict[int | tuple[object, ...], list[Trace]] = defaultdict(list)
@@ -46,6 +51,14 @@ def pick(traces: Sequence[Trace]) -> Picked:
     _number(chosen, picked)
     _say_what_was_left_out(len(picked.members), picked)
     return picked
+
+
+def _without_copies(traces: list[Trace], picked: Picked) -> list[Trace]:
+    """A recording and its copy for a viewer hold the same time: only the recording counts."""
+    originals = {trace.recording for trace in traces if trace.recording is not None and not trace.is_copy}
+    copies = [trace for trace in traces if trace.is_copy and trace.recording in originals]
+    picked.copies += copies
+    return [trace for trace in traces if not any(trace is copy for copy in copies)]
 
 
 def _one_framework_and_size(traces: list[Trace], picked: Picked) -> list[Trace]:
@@ -149,13 +162,13 @@ def _companions(trace: Trace, others: list[Trace]) -> int:
 def _number(chosen: dict[int | tuple[object, ...], list[Trace]], picked: Picked) -> None:
     unknown = [owner for owner in chosen if not isinstance(owner, int)]
     made_up = {owner: -1 - k for k, owner in enumerate(unknown)}
+    framework = next((trace.framework for traces in chosen.values() for trace in traces), "pytorch")
+    how_to_name = _HOW_TO_NAME.get(framework, _HOW_TO_NAME["pytorch"])
     if len(chosen) == 1 and unknown:
         made_up = {unknown[0]: 0}
-        picked.notes.append(f"the trace does not say its rank: taken as rank 0; for several ranks {_HOW_TO_NAME}")
+        picked.notes.append(f"the trace does not say its rank: taken as rank 0; for several ranks {how_to_name}")
     elif unknown:
-        picked.notes.append(
-            f"{len(unknown)} traces do not say their rank and are numbered from -1 down: {_HOW_TO_NAME}"
-        )
+        picked.notes.append(f"{len(unknown)} traces do not say their rank and are numbered from -1 down: {how_to_name}")
     for owner in sorted(chosen, key=lambda owner: (not isinstance(owner, int), owner if isinstance(owner, int) else 0)):
         rank = owner if isinstance(owner, int) else made_up[owner]
         for capture, trace in enumerate(chosen[owner]):

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import kineto
+from ddiag.ingest import kineto, tensorflow
 from ddiag.ingest.discover import why_unreadable
-from ddiag.ingest.sniff import HEAD_BYTES, KINETO, could_have_later_events, sniff
+from ddiag.ingest.sniff import HEAD_BYTES, KINETO, TENSORFLOW, XPLANE, could_have_later_events, sniff
 from ddiag.ingest.sources import STORAGE_ERRORS, PlainText, Source, open_text
 from ddiag.ingest.trace import Trace, UnusableError
 
 Reader = Callable[[Source, PlainText], Trace]
 
-READERS: dict[str, Reader] = {KINETO: kineto.read}
+READERS: dict[str, Reader] = {
+    KINETO: kineto.read,
+    TENSORFLOW: tensorflow.read,
+    XPLANE: tensorflow.read_xplane_file,
+}
 """Reader by kind of evidence, as :func:`ddiag.ingest.sniff.sniff` names it."""
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 HEAD_BYTES = 64 * 1024
-KINETO, TENSORFLOW = "kineto", "tensorflow"
+KINETO, TENSORFLOW, XPLANE = "kineto", "tensorflow", "xplane"
 
 TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_EVENTS = re.compile(rb'\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:')
@@ -17,9 +17,16 @@ _EXECUTION_TRACE = (
     "an execution trace (ExecutionTraceObserver), not a Kineto trace: give the file that "
     "the profiler's export_chrome_trace() wrote"
 )
+_XPLANE = re.compile(
+    rb"\x0a(?:[\x80-\xff]{0,9}[\x00-\x7f])(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x01-\x7f]"
+    rb"(?:/host:|/device:|#Chip|Task Environment|/custom:|Host CPUs|Syscalls)",
+    re.DOTALL,
+)
+"""An XSpace of the TensorFlow profiler: its first plane, with its number (if not 0) and its name."""
 _PATTERNS = tuple(
     (re.compile(pattern, re.IGNORECASE), what)
     for pattern, what in (
+        (rb"(?s).{0,40}brain\.Event:\d", "TensorBoard's event file (summaries), not a trace"),
         (rb"\x80[\x02-\x05]", "a pickle (memory snapshot, flight-recorder dump or checkpoint), not a PyTorch trace"),
         (rb"\s*<(?:!doctype|html|\?xml)", "an HTML or XML page (a login or error page saved instead of the trace?)"),
         (rb"\s*\[\s*\]\s*$", "an empty list: no events"),
@@ -53,6 +60,8 @@ class Sniff:
 def sniff(head: bytes) -> Sniff:
     """Judge from the first bytes of the unpacked text (``HEAD_BYTES`` or more; all of it for a short file)."""
     head = head.removeprefix(b"\xef\xbb\xbf")
+    if _XPLANE.match(head):
+        return Sniff(XPLANE)
     if not head.strip(b"\0 \t\r\n"):
         return Sniff("", "empty file (the profiler was stopped before it wrote, or the copy failed)")
     if TRACE_EVENTS.search(head):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -35,10 +35,20 @@ MAX_UNCUT_BYTES = 16 << 20
 """With boundaries in it, text this long that cannot be cut at any of them is damaged."""
 
 
+class Codec(Protocol):
+    """Decodes the events of one kind of trace."""
+
+    def __call__(self, array: bytes | memoryview) -> list[Any]:
+        """The events of a JSON array; raises one of ``DECODE_ERRORS``."""
+
+    def tolerantly(self, items: bytes) -> tuple[list[Any], int]:
+        """The events of damaged text, and how many were dropped."""
+
+
 class EventStream:
     """Iterate for the events, then read ``metadata`` and the account of what went wrong."""
 
-    def __init__(self, text: PlainText) -> None:
+    def __init__(self, text: PlainText, codec: Codec | None = None) -> None:
         self._text = text
         self.metadata: dict[str, Any] = {}
         """Everything of the top-level object but the events, complete only after iteration."""
@@ -46,7 +56,8 @@ class EventStream:
         self.truncated = False
         self.damaged = False
         """Some text was not JSON and was skipped."""
-        self._decode = ArrayDecoder()
+        self._decode = codec or ArrayDecoder()
+        self._decode_tolerantly = codec.tolerantly if codec else decode_tolerantly
         self._rest = b""
         self._ended = False
         self._bare = False
@@ -127,7 +138,7 @@ class EventStream:
     def _tolerant(self, items: bytes) -> list[Event]:
         if not items.strip(b" \t\r\n,"):
             return []
-        events, dropped = decode_tolerantly(items)
+        events, dropped = self._decode_tolerantly(items)
         self.dropped += dropped
         self.damaged = self.damaged or dropped > 0
         return events

@@ -42,6 +42,10 @@ class Trace:
     events: int = 0
     dropped: int = 0
     notes: tuple[str, ...] = field(default=())
+    recording: str | None = None
+    """Names the recording where it may exist in several formats: traces with the same name are one."""
+    is_copy: bool = False
+    """Made from the recording for a viewer, and poorer than it."""
 
     @property
     def on_epoch(self) -> bool:

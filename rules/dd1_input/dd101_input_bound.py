@@ -52,6 +52,16 @@ class Limits:
     """Part of the ranks above which the pipeline is to blame rather than those ranks."""
 
 
+_TF_DATA_FIXES = (
+    "dataset.map(f, num_parallel_calls=tf.data.AUTOTUNE), and end the pipeline with .prefetch(tf.data.AUTOTUNE)",
+    "read files in parallel: dataset.interleave(..., num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)",
+    "take Python out of the pipeline (tf.py_function and from_generator run one at a time under the GIL); batch before "
+    "a cheap map so that it works on whole batches; .cache() what does not change between epochs",
+    "make the batch cheaper: decode and resize offline, pack small files into TFRecord shards, read from local NVMe; "
+    "or spread the work with tf.data service",
+)
+
+
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, wait = signals[JobFacts], signals[StepBudget], signals[InputWait]
     stalls = {row["rank"]: row["stall_ms"] for row in wait.per_rank.iter_rows(named=True)}
@@ -71,7 +81,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(starved), where=wait.iterator or None),
         evidence=_evidence(wait, budget, starved, stall_ms, limits),
-        fix=_fixes(wait, signals.get(PythonOverhead)),
+        fix=_TF_DATA_FIXES if "tensorflow" in facts.frameworks else _fixes(wait, signals.get(PythonOverhead)),
         verify="train 50 steps on one cached batch: the speed-up is what input costs; after the fix "
         f"`ddiag analyze NEW_TRACES` must show an input stall below {limits.stall_share:.0%} of the step",
         cost=step_cost(stall_ms, budget, facts),
