@@ -72,6 +72,7 @@ def _built(engine: Any, _result: Any, failed: bool) -> None:
     active = recorder.current
     if failed or active is None:
         return
+    active.expect_engine()
     zero.name_parameters(engine.module)
     active.facts.write("deepspeed", **_configuration(engine))
 

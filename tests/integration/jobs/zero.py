@@ -38,7 +38,7 @@ def main() -> None:
         loss = engine(torch.randn(4, 128, dtype=torch.bfloat16)).float().pow(2).mean()
         engine.backward(loss)
         engine.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     account.more = {"losses": losses, "global_steps": engine.global_steps}
     account.write()
     dist.destroy_process_group()
