@@ -164,7 +164,8 @@ def build(source: Path, folder: Path) -> tuple[Path, list[Path], int]:
 
 def built_apart(source: Path, folder: Path) -> tuple[Path, list[Path], float]:
     """Build in a process of its own: what it needs of memory must not be seen in what is measured."""
-    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\nfrom tools.bench_ingest import build\nfrom pathlib import Path\n"
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+    code += "from tools.bench_ingest import build\nfrom pathlib import Path\n"
     code += f"print(build(Path({str(source)!r}), Path({str(folder)!r}))[2])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return folder / "large.json.gz", [folder / f"rank{rank}.json.gz" for rank in range(RANKS)], int(done.stdout) / 1e6
@@ -211,9 +212,8 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as name:
         trace, ranks, size_mb = built_apart(options.source, Path(name))
-        print(
-            f"trace: {size_mb:.0f} MB of JSON, {trace.stat().st_size / 1e6:.0f} MB packed; load average {os.getloadavg()[0]:.1f}"
-        )
+        packed_mb = trace.stat().st_size / 1e6
+        print(f"trace: {size_mb:.0f} MB of JSON, {packed_mb:.0f} MB packed; load average {os.getloadavg()[0]:.1f}")
         floor = measure(sys.executable, FLOOR, str(trace), runs=options.runs)
         ours = measure(sys.executable, OURS, "1", str(trace), runs=options.runs)
         print(floor.line("floor: unpack and scan"))

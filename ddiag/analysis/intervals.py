@@ -1,7 +1,7 @@
 """Interval arithmetic on sorted disjoint int64 arrays: the base of every time budget.
 
-An ``Intervals`` is an (n, 2) int64 array of [start, end) in ns, sorted and disjoint, so nothing is counted twice however
-many streams or nested operators overlap. Everything is vectorised: a trace has 10^5..10^7 of them.
+An ``Intervals`` is an (n, 2) int64 array of [start, end) in ns, sorted and disjoint, so nothing is counted twice
+however many streams or nested operators overlap. Everything is vectorised: a trace has 10^5..10^7 of them.
 """
 
 from __future__ import annotations

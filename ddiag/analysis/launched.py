@@ -13,8 +13,8 @@ from ddiag.model.run import Run
 def device_passes(run: Run, rank: int, passes: Intervals) -> Intervals:
     """For each host span from when to when the compute kernels launched in it ran; the span itself if none were.
 
-    *passes*: disjoint spans in order. Spans of kernels launched in different spans may touch but not cross: a stream runs
-    in order.
+    *passes*: disjoint spans in order. Spans of kernels launched in different spans may touch but not cross: a stream
+    runs in order.
     """
     mine = pl.col("rank") == rank
     launches = (

@@ -40,7 +40,8 @@ CLOSED_OFFSET = 520
 LIVE = struct.Struct("<QqqqqqQQQq")
 LIVE_OFFSET = 576
 """records dropped, step, phase, phase_since_ns, last progress_ns, last issued seq, errors caught, overhead_ns, names
-written, micro step: the state a supervisor watches without reading records. Each is one aligned 8-byte word, written whole."""
+written, micro step: the state a supervisor watches without reading records. Each is one aligned 8-byte word, written
+whole."""
 
 (
     LIVE_DROPPED,
