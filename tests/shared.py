@@ -26,3 +26,11 @@ def hta_python() -> Path:
     if not path.exists():
         pytest.skip(".venv-hta is not there (make test builds it)")
     return path
+
+
+def other_python(name: str) -> Path:
+    """Return the interpreter of the virtual environment *name* in the checkout; skip the calling test without it."""
+    path = REPOSITORY / name / "bin" / "python"
+    if not path.exists():
+        pytest.skip(f"{name} is not there")
+    return path

@@ -81,6 +81,11 @@ class RankRecording:
         """Global ranks by id."""
         return {fact["id"]: tuple(fact["ranks"]) for fact in self.facts_of("group")}
 
+    def groups_named(self, description: str) -> tuple[int, ...]:
+        """Global ranks of the group that torch describes so."""
+        (found,) = [fact for fact in self.facts_of("group") if fact["desc"] == description]
+        return tuple(found["ranks"])
+
     def label(self, record: Record) -> str | None:
         return self.names[record.label] if record.label >= 0 else None
 
@@ -123,6 +128,7 @@ def record(
     python: str = sys.executable,
     environment: dict[str, str] | None = None,
     launcher: Sequence[str] | None = None,
+    timeout_s: int = 160,
 ) -> Recording:
     """Run ``jobs/<job>.py`` on *ranks* processes; its first argument is the folder for its own account."""
     run, own = folder / "run", folder / "truth"
@@ -135,7 +141,7 @@ def record(
         env={**os.environ, **given, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=timeout_s,
         check=False,
     )
     output = done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A job's own account of its communication, for the tests to compare with: what it calls, or what torch itself logged."""
+"""A job's own account of its communication, for the tests to compare with: what it calls, or what torch logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of collective, on several groups, synchronous and not, with known sizes; one optimizer step after each round."""
+"""Every kind of collective, on several groups, synchronous and not, with known sizes; a step after each round."""
 
 from __future__ import annotations
 

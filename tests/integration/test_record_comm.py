@@ -1,0 +1,155 @@
+"""Every collective of a real job is recorded once, with the right size, group and step: plain calls, DDP, FSDP2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddiag.schema.phases import Flag, Kind, Mark, Op, Phase, State, Unit
+from tests.integration.comm import BEST, TIERS, as_torch_logs, increasing, labels
+from tests.integration.recording import Recording, having, record
+from tests.shared import other_python
+
+pytestmark = [pytest.mark.slow]
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return record(tmp_path_factory.mktemp("zoo"), "zoo", tier=request.param)
+
+
+def test_every_kind_of_call_is_recorded_in_order(zoo: Recording) -> None:
+    assert len(zoo.ranks) == RANKS
+    for rank in zoo.ranks:
+        assert rank.calls == rank.true_calls
+        assert zoo.errors == []
+
+
+def test_groups_are_told_with_their_global_ranks(zoo: Recording) -> None:
+    for rank in zoo.ranks:
+        groups = {(fact["desc"], tuple(fact["ranks"])) for fact in rank.facts_of("group")}
+        half = ("first_half", (0,)) if rank.files.rank == 0 else ("second_half", (1,))
+        assert groups == {("default_pg", (0, 1)), half}
+        assert all(fact["backend"] == "gloo" for fact in rank.facts_of("group"))
+
+
+def test_what_the_host_waited_for_is_over(zoo: Recording) -> None:
+    for rank in zoo.ranks:
+        synchronous = [one for one in rank.collectives if not one.flags & Flag.ASYNC]
+        assert {one.state for one in synchronous} == {State.DONE}
+        assert all(one.end_ns > one.enqueue_ns for one in synchronous)
+        unknown = [one for one in rank.collectives if one.state == State.ISSUED]
+        assert all(one.flags & Flag.END_UNKNOWN for one in unknown), "what has no end says so"
+
+
+def test_gloo_does_not_tell_when_these_end(zoo: Recording) -> None:
+    """Their end is when somebody waited; that of all others is the real one."""
+    waited = {Op(one.op) for one in having(zoo.ranks[0].collectives, Flag.END_IS_WAIT)}
+    assert waited == {Op.REDUCE_SCATTER, Op.SEND, Op.RECV}
+
+
+def test_the_async_call_and_its_type(zoo: Recording) -> None:
+    for rank in zoo.ranks:
+        found = [one for one in having(rank.collectives, Flag.ASYNC) if one.op == Op.ALL_REDUCE]
+        assert [rank.dtype(one) for one in found] == ["bfloat16"] * 3
+
+
+def test_roots_and_peers(zoo: Recording) -> None:
+    for rank in zoo.ranks:
+        first = [one for one in rank.collectives if one.step == 0]
+        peers = {Op(one.op).name: one.peer for one in first if one.peer >= 0}
+        other = 1 - rank.files.rank
+        assert peers == {"BROADCAST": 1, "REDUCE": 0, "GATHER": 0, "SCATTER": 0, "SEND": other, "RECV": other}
+
+
+def test_waiting_costs_time_in_the_steps(zoo: Recording) -> None:
+    for rank in zoo.ranks:
+        waits = [one for one in rank.records if one.kind == Kind.COLLECTIVE and one.op == Op.WAIT and one.step == 1]
+        step = rank.steps[1]
+        assert len(waits) >= 12
+        assert 0 < step.comm_wait_ns <= step.end_ns - step.start_ns
+        assert step.comm_count == 15
+        assert step.comm_bytes == sum(one.bytes_in for one in rank.true_calls if one.step == 1)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(BEST != "native", reason="the native kernel is not built for this torch")
+def test_the_native_kernel_numbers_collectives_per_group(tmp_path: Path) -> None:
+    recording = record(tmp_path, "zoo", tier="native", ranks=4)
+    for rank in recording.ranks:
+        assert rank.tier == "native"
+        assert increasing(rank)
+        assert rank.calls == rank.true_calls
+
+
+@pytest.mark.long
+def test_torch_2_14_needs_no_kernel(tmp_path: Path) -> None:
+    python = other_python(".venv-torch214")
+    recording = record(tmp_path, "zoo", tier="hooks", python=str(python))
+    for rank in recording.ranks:
+        assert rank.tier == "hooks"
+        assert rank.calls == rank.true_calls
+        assert increasing(rank)
+    assert recording.errors == []
+
+
+@pytest.fixture(scope="module", params=[BEST])
+def ddp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return record(tmp_path_factory.mktemp("ddp"), "ddp", "3", "no_sync", tier=request.param)
+
+
+def test_the_reducer_calls_what_torch_logged(ddp: Recording) -> None:
+    for rank in ddp.ranks:
+        assert rank.calls == rank.true_calls
+        assert ddp.errors == []
+
+
+def test_gradients_go_once_per_step_in_buckets_that_add_up(ddp: Recording) -> None:
+    """Three micro-batches, one synchronisation."""
+    for rank in ddp.ranks:
+        for step in range(1, 4):
+            sent = [one for one in rank.collectives if one.step == step and one.op == Op.ALL_REDUCE]
+            assert sum(one.bytes_in for one in sent) == rank.truth["bytes"]
+            assert [rank.label(one) for one in sent] == ["ddp0/bucket0", "ddp0/bucket1"]
+            assert {one.phase for one in sent} == {Phase.BACKWARD}
+            assert {one.micro_step for one in sent} == {2}
+
+
+def test_buckets_are_told_before_and_after_the_rebuild(ddp: Recording) -> None:
+    for rank in ddp.ranks:
+        before, after = rank.facts_of("ddp_buckets")
+        assert (before["rebuilt"], len(before["sizes"])) == (False, 1)
+        assert (after["rebuilt"], len(after["sizes"])) == (True, 2)
+        assert sum(after["sizes"]) == sum(before["sizes"]) == rank.truth["bytes"]
+        assert sorted(one for bucket in after["parameters"] for one in bucket) == list(range(12))
+        (ddp_fact,) = rank.facts_of("ddp")
+        assert ddp_fact["bucket_cap_mb"] == pytest.approx(0.1, rel=1e-3)
+        assert ddp_fact["gradient_as_bucket_view"] is True
+        assert ddp_fact["find_unused_parameters"] is False
+
+
+def test_passes_without_synchronisation_are_marked(ddp: Recording) -> None:
+    for rank in ddp.ranks:
+        marks = [one for one in rank.records if one.kind == Kind.MARK and one.op == Mark.NO_SYNC]
+        assert [one.step for one in marks] == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert [one.micro_step for one in marks] == [0, 1] * 4
+
+
+def test_fsdp2_units_name_what_they_gather_and_reduce(tmp_path: Path) -> None:
+    recording = record(tmp_path, "fsdp2", "layers", tier=BEST)
+    for rank in recording.ranks:
+        assert as_torch_logs(rank.calls) == rank.true_calls
+        forward = [("all_gather", f"fsdp/{at}") for at in range(4)]
+        assert labels(rank, 1)[:4] == forward
+        reduced = [label for op, label in labels(rank, 1) if op == "reduce_scatter"]
+        assert reduced == [f"fsdp/{at}" for at in (3, 2, 1, 0)]
+        units = [one for one in rank.records if one.kind == Kind.UNIT and one.step == 1]
+        kinds = {Unit(one.op) for one in units}
+        assert kinds == {Unit.UNSHARD, Unit.PREFETCH, Unit.WAIT_UNSHARD, Unit.RESHARD, Unit.REDUCE_GRAD}
+        facts = {fact["name"]: fact for fact in rank.facts_of("fsdp_unit")}
+        assert facts["0"]["parameters"] == ["0.up.weight", "0.up.bias", "0.down.weight", "0.down.bias"]
+        assert facts["0"]["bytes"] == 2 * facts["0"]["sharded_bytes"]
+    assert recording.errors == []

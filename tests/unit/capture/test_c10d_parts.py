@@ -1,0 +1,59 @@
+"""Small parts of the communication hooks: schemas, sizes, numbers, the Flight Recorder's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from ddiag.capture.hooks.c10d_ops import Places, first, places, size
+from ddiag.capture.hooks.flight_recorder import NEW_NAME, OLD_NAME, prepare
+from ddiag.capture.hooks.following import Sequence
+from ddiag.schema.phases import Op
+
+
+@dataclass(frozen=True)
+class Tensor:
+    nbytes: int
+
+
+def test_where_a_schema_keeps_things() -> None:
+    assert places(["tensors", "process_group", "reduce_op", "sparse_indices", "async_op", "timeout"]) == Places(
+        group=1, asynchronous=4, both=0
+    )
+    split = ["output", "input", "process_group", "output_split_sizes", "input_split_sizes", "async_op", "timeout"]
+    assert places(split) == Places(group=2, asynchronous=5, given=1, taken=0)
+    assert places(["tensors", "process_group", "dst", "tag"]) == Places(group=1, peer=2, both=0)
+    assert places(["output_tensors", "input_tensors", "process_group", "timeout"]).asynchronous == -1, "torch 2.4"
+
+
+def test_sizes_of_nested_lists() -> None:
+    assert size([[Tensor(4), Tensor(8)], [Tensor(1)]]) == 13
+    assert size(None) == size([]) == 0
+    assert first([[Tensor(4)]]) == Tensor(4)
+    assert first([[]]) is None
+
+
+def test_transfers_do_not_count_as_collectives() -> None:
+    """Only two ranks of a group take part in one, so the others' numbers would differ."""
+    sequence = Sequence()
+    assert [sequence.next(Op.ALL_REDUCE, -1), sequence.next(Op.SEND, 1), sequence.next(Op.SEND, 2)] == [1, 1, 1]
+    assert [sequence.next(Op.BARRIER, -1), sequence.next(Op.SEND, 1), sequence.next(Op.RECV, 1)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "given", "expected"),
+    [
+        ("2.4.1", "12.1", {}, {OLD_NAME: "2000"}),
+        ("2.4.1", None, {}, {}),
+        ("2.4.1", "12.1", {OLD_NAME: "0"}, {OLD_NAME: "0"}),
+        ("2.8.0+cu128", "12.8", {NEW_NAME: "5"}, {NEW_NAME: "5"}),
+        ("2.13.0", "13.0", {}, {}),
+    ],
+)
+def test_the_flight_recorder_is_asked_for_only_where_nobody_decided(
+    version: str, cuda: str | None, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    environment = dict(given)
+    assert prepare(environment, torch_version=version, cuda=cuda) == (environment != given)
+    assert environment == expected
