@@ -34,4 +34,4 @@ def device_passes(run: Run, rank: int, passes: Intervals) -> Intervals:
     np.maximum.at(end, row[inside], times(kernels, "end_ns")[inside])
     ran = end > begin
     found[ran] = np.column_stack((begin[ran], end[ran]))
-    return found
+    return np.asarray(found, dtype=np.int64)

@@ -27,7 +27,7 @@ class Outcome:
     """One line for each rule of a ``--rules`` folder that raised."""
 
 
-class _BadFinding(Exception):  # noqa: N818 - never leaves this file
+class _BadFinding(Exception):
     """A finding that breaks the contract."""
 
 
