@@ -2,8 +2,9 @@
 
 In one call the last member to arrive makes the others wait. With several groups that is not the end of it: a rank is
 late in its data-parallel group because it had waited in its tensor-parallel group. What the late rank had waited
-*elsewhere* since it last met these ranks, beyond what the victim itself had waited, is passed on to those it waited
-for, and so on back in time.
+*elsewhere* since it last set off together with these ranks, beyond what the victim itself had waited, is passed on to
+those it waited for, and so on back in time. Ranks set off together after a call that their compute waits for; the calls
+of a gradient reduction beside backward are none: what a rank is behind in one bucket it is still behind in the next.
 """
 
 from __future__ import annotations
@@ -52,16 +53,29 @@ class _Rows:
     wait: Floats
     exposed: Floats
     since: Ints
-    """Row after the one in which the rank last met all ranks of this call; the rank's first row if it had not."""
+    """Row after the one from which the rank last set off with all ranks of this call; its first row if it had not."""
+    meetings: Ints
+    """Rows in which the rank meets all members of one of its communicators, communicator after communicator."""
+    met: tuple[Ints, Ints]
+    """For each row the stretch of ``meetings`` in which the rank met all ranks of this call from ``since`` on."""
 
     def waited_elsewhere(self) -> Floats:
-        """Exposed waiting of the rank since it last met these ranks."""
-        before = np.concatenate(([0.0], np.cumsum(self.exposed)))
-        return before[np.arange(len(self.rank))] - before[self.since]
+        """Exposed waiting of the rank since ``since`` in calls without all of these ranks."""
+        before, met = (np.concatenate(([0.0], np.cumsum(part))) for part in (self.exposed, self.exposed[self.meetings]))
+        first, end = self.met
+        return np.maximum(before[:-1] - before[self.since] - (met[end] - met[first]), 0.0)
+
+    def spread(self, at: Ints, density: Floats) -> Floats:
+        """Per row, *density* x its exposed waiting summed over the rows *at* that had waited in it elsewhere."""
+        first, end = self.met
+        every = _running(self.since[at], at, density, len(self.rank))
+        met = _running(first[at], end[at], density, len(self.meetings))
+        spread: Floats = np.maximum(every - _sum_by(self.meetings, met, len(self.rank)), 0.0) * self.exposed
+        return spread
 
 
 def blame(waits: pl.DataFrame, *, tie_ms: float = MIN_TIE_MS) -> Blame:
-    """Attribute the waiting in *waits* (``rank, call, comm, step, start_ns, wait_ms, exposed_wait_ms``).
+    """Attribute the waiting in *waits* (``rank, call, comm, step, start_ns, wait_ms, exposed_wait_ms, resumes``).
 
     Members within *tie_ms* of the last arrival share the blame.
     """
@@ -86,35 +100,52 @@ def _rows(waits: pl.DataFrame, ranks: Ints, steps: Ints) -> _Rows:
     rank = np.searchsorted(ranks, ordered["rank"].to_numpy())
     step = np.searchsorted(steps, ordered["step"].to_numpy())
     call = np.unique(ordered["call"].to_numpy(), return_inverse=True)[1].astype(np.int64)
+    resumes = ordered["resumes"].to_numpy()
+    together = 2 * np.bincount(call, weights=resumes) >= np.bincount(call)
+    since, meetings, met = _meetings(rank, ordered["comm"].to_numpy().astype(np.int64), together[call])
     return _Rows(
         rank=rank,
         call=call,
         step=step,
         wait=ordered["wait_ms"].to_numpy(),
         exposed=ordered["exposed_wait_ms"].fill_null(0.0).to_numpy(),
-        since=_since_last_meeting(rank, ordered["comm"].to_numpy().astype(np.int64)),
+        since=since,
+        meetings=meetings,
+        met=met,
     )
 
 
-def _since_last_meeting(rank: Ints, comm: Ints) -> Ints:
-    """For each row the one after the rank's latest earlier row on a communicator that holds all members of this one."""
-    order = np.lexsort((comm, rank))
-    edges = np.flatnonzero(np.diff(rank[order]) | np.diff(comm[order])) + 1
-    rows_of: dict[int, dict[int, Ints]] = {}
-    for rows in np.split(order, edges):
-        rows_of.setdefault(int(rank[rows[0]]), {})[int(comm[rows[0]])] = rows
+def _meetings(rank: Ints, comm: Ints, together: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
+    """``since``, ``meetings`` and ``met`` of :class:`_Rows`; *together*: rows from which all set off at once."""
+    rows_of = _rows_of(rank, comm)
     members: dict[int, set[int]] = {}
     for who, mine in rows_of.items():
         for c in mine:
             members.setdefault(c, set()).add(who)
-    since = np.zeros(len(rank), dtype=np.int64)
+    since, first, end = (np.zeros(len(rank), dtype=np.int64) for _ in range(3))
+    meetings: list[Ints] = []
+    length = 0
     for mine in rows_of.values():
-        first = min(int(rows[0]) for rows in mine.values())
-        for c in mine:
-            meetings = np.sort(np.concatenate([rows for other, rows in mine.items() if members[other] >= members[c]]))
-            after = np.concatenate(([first], meetings[:-1] + 1))
-            since[mine[c]] = after[np.searchsorted(meetings, mine[c])]
-    return since
+        begin = min(int(rows[0]) for rows in mine.values())
+        for c, rows in mine.items():
+            met = np.sort(np.concatenate([other for d, other in mine.items() if members[d] >= members[c]]))
+            after = np.concatenate(([begin], met[together[met]] + 1))
+            since[rows] = after[np.searchsorted(after, rows, side="right") - 1]
+            first[rows] = length + np.searchsorted(met, since[rows])
+            end[rows] = length + np.searchsorted(met, rows)
+            meetings.append(met)
+            length += len(met)
+    return since, np.concatenate(meetings), (first, end)
+
+
+def _rows_of(rank: Ints, comm: Ints) -> dict[int, dict[int, Ints]]:
+    """The rows of each rank on each of its communicators, ascending."""
+    order = np.lexsort((comm, rank))
+    edges = np.flatnonzero(np.diff(rank[order]) | np.diff(comm[order])) + 1
+    found: dict[int, dict[int, Ints]] = {}
+    for rows in np.split(order, edges):
+        found.setdefault(int(rank[rows[0]]), {})[int(comm[rows[0]])] = rows
+    return found
 
 
 def _late_rows(rows: _Rows, calls: int, tie_ms: float) -> tuple[Ints, Floats, npt.NDArray[np.bool_]]:
@@ -139,7 +170,7 @@ class _Paths:
     shares: Floats
     shape: tuple[int, int]
     elsewhere: Floats
-    """Per row: what its rank had waited elsewhere since it last met these ranks."""
+    """Per row: what its rank had waited elsewhere since it last set off with these ranks."""
     inherited: Floats
     """Per call: share of its waiting that its late rank owes to that."""
 
@@ -164,11 +195,8 @@ class _Paths:
         """Give what each call passes on to the earlier calls in which its late rank waited, in proportion to that."""
         moving = np.flatnonzero(passed_on > 0)
         row = self.late[moving]
-        density = passed_on[moving] / self.elsewhere[row]
-        change = np.zeros(len(self.rows.rank) + 1)
-        np.add.at(change, self.rows.since[row], density)
-        np.add.at(change, row, -density)
-        return _sum_by(self.rows.call, np.cumsum(change)[:-1] * self.rows.exposed, len(passed_on))
+        given = self.rows.spread(row, passed_on[moving] / self.elsewhere[row])
+        return _sum_by(self.rows.call, given, len(passed_on))
 
 
 def _inherited_share(rows: _Rows, elsewhere: Floats, late: Ints) -> Floats:
@@ -188,6 +216,14 @@ def _avoidable(rows: _Rows, late: Ints, calls: int) -> Floats:
     np.minimum.at(second, rows.call[others], rows.wait[others])
     second = np.where(np.isfinite(second), second, rows.wait[late])
     return (second - rows.wait[late]) * (np.bincount(rows.call, minlength=calls) - 1)
+
+
+def _running(first: Ints, end: Ints, amount: Floats, size: int) -> Floats:
+    """Per place the sum of the amounts whose stretch ``[first, end)`` covers it."""
+    change = np.zeros(size + 1)
+    np.add.at(change, first, amount)
+    np.add.at(change, end, -amount)
+    return np.asarray(np.cumsum(change)[:-1])
 
 
 def _sum_by(group: Ints, values: Floats, size: int) -> Floats:

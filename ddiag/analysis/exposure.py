@@ -80,6 +80,28 @@ def blocking(act: RankActivity) -> Intervals:
     return kept
 
 
+def with_resumption(calls: pl.DataFrame, acts: Mapping[int, RankActivity]) -> pl.DataFrame:
+    """Add ``resumes``: no compute ran when the call ended, and some began before the rank's next call.
+
+    That compute had waited for the call. Beside backward compute runs on, and in its tail one call follows another.
+    """
+    parts = []
+    for rank, mine in by_rank(calls):
+        act = acts.get(rank)
+        end = times(mine, "end_ns")
+        if act is None or not len(act.compute):
+            parts.append(mine.with_columns(resumes=pl.lit(value=True)))
+            continue
+        beyond = np.iinfo(np.int64).max
+        following = np.searchsorted(act.compute[:, 0], end, side="left")
+        begins = np.append(act.compute[:, 0], beyond - 1)[following]
+        runs_on = np.append(np.int64(0), act.compute[:, 1])[following] > end
+        starts = np.sort(times(mine, "start_ns"))
+        next_call = np.append(starts, beyond)[np.searchsorted(starts, end, side="left")]
+        parts.append(mine.with_columns(resumes=pl.Series(~runs_on & (begins < next_call))))
+    return pl.concat(parts)
+
+
 def exposed_waiting_ms(table: pl.DataFrame, windows: StepWindows, acts: Mapping[int, RankActivity]) -> pl.DataFrame:
     """rank, step, wait_ms: time in which a rank did nothing but wait for a late one; overlapping calls count once."""
     waits = dict(by_rank(table.filter(pl.col("wait_ms") > 0).select("rank", "start_ns", "wait_ms")))

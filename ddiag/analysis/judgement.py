@@ -12,7 +12,7 @@ import polars as pl
 
 from ddiag.analysis.activity import RankActivity
 from ddiag.analysis.blame import Blame, blame
-from ddiag.analysis.exposure import exposed_waiting_ms
+from ddiag.analysis.exposure import exposed_waiting_ms, with_resumption
 from ddiag.analysis.names import times
 from ddiag.analysis.steps import StepWindows
 
@@ -57,7 +57,7 @@ class Judgement:
     def of(
         cls, waits: pl.DataFrame, windows: StepWindows, acts: Mapping[int, RankActivity], *, tie_ms: float
     ) -> Judgement:
-        found = blame(waits, tie_ms=tie_ms)
+        found = blame(with_resumption(waits, acts), tie_ms=tie_ms)
         spent = exposed_waiting_ms(waits, windows, acts).filter(pl.col("rank").is_in(found.ranks.tolist()))
         grid = np.zeros((found.ranks.size, found.steps.size))
         inside = spent.filter(pl.col("step").is_in(found.steps.tolist()))

@@ -79,6 +79,12 @@ _FAULTY = {
         ("DD501",),
         ranks=(2,),
     ),
+    "late_compute_overlapped": Scenario(
+        "rank 1 of 8 has more work, in pairs that share layers; its replicas' buckets wait beside backward",
+        Job(ranks=8, late=Late("compute", 18, rank=1), strategy="tp_dp", steps=4, warmup_steps=3),
+        ("DD501",),
+        ranks=(1,),
+    ),
     "late_device_sharded": Scenario(
         "as late_device, under FSDP", Job(late=Late("device", 16), strategy="fsdp"), ("DD505",), ranks=(2,)
     ),
