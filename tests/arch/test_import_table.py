@@ -15,7 +15,7 @@ ROOMS: dict[str, set[str]] = {
     "_paths": set(),
     "schema": {"errors"},
     "capture": {"schema", "errors"},
-    "supervise": {"schema", "errors"},
+    "supervise": {"__init__", "schema", "errors"},
     "model": {"schema", "errors"},
     "ingest": {"schema", "model", "errors"},
     "analysis": {"model", "errors"},
