@@ -404,6 +404,8 @@ class PythonOverhead:
     dataloader_workers: int | None = None
     checkpoint_ms_per_step: float | None = None
     """Saving per step over a whole recorded run, worst rank; None for a trace, which cannot tell how often."""
+    checkpoint_share: float | None = None
+    """The same as a share of the run's steps."""
     checkpoints: int | None = None
     """Steps of a recorded run in which a checkpoint was written."""
 

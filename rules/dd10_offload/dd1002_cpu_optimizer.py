@@ -25,9 +25,9 @@ from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_o
 
 def has_subject(signals: Signals) -> bool:
     """A device, and copies to see: kernels without any leave nothing to record."""
-    facts = signals.get(JobFacts)
+    facts, copies = signals.get(JobFacts), signals.get(Copies)
     if facts is not None and facts.device_kind == "cpu":
-        return False
+        return copies is not None and copies.cpu_optimizer_ms > 0  # a recording saw an engine that offloads
     return signals.has(Copies) or not signals.has(KernelMix)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from ddiag.model.signals import InputWait, JobFacts, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
@@ -48,7 +48,7 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, wait = signals[JobFacts], signals[StepBudget], signals[InputWait]
-    stall_ms = median(wait.per_rank["stall_ms"].to_list())
+    stall_ms = median_low(wait.per_rank["stall_ms"].to_list())
     floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     share = stall_ms / budget.step_ms if budget.step_ms > 0 else 0.0
     if wait.single_process is not True or stall_ms < floor:

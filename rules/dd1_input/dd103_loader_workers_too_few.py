@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from ddiag.model.signals import InputWait, JobFacts, PythonOverhead, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View, step_cost
@@ -57,7 +57,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     period = wait.spike_period
     if wait.single_process or period is None or period < 2 or budget.n_steps < limits.periods * period:
         return
-    stall_ms = median(wait.per_rank["stall_ms"].to_list())
+    stall_ms = median_low(wait.per_rank["stall_ms"].to_list())
     floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     share = stall_ms / budget.step_ms
     if stall_ms < floor:

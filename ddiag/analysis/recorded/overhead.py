@@ -36,13 +36,22 @@ def recorded_overhead(run: Run, windows: StepWindows) -> PythonOverhead | None:
         find_unused_ms=None,
         dataloader_workers=_workers(summaries),
         checkpoint_ms_per_step=max(_per_step(summaries, "checkpoint_ns").values(), default=0.0),
-        checkpoints=int(saves.group_by("rank").len()["len"].max() or 0),  # type: ignore[arg-type]
+        checkpoint_share=_share(summaries, "checkpoint_ns"),
+        checkpoints=max(saves.group_by("rank").len()["len"].to_list(), default=0),
     )
 
 
 def _per_step(steps: pl.DataFrame, column: str) -> dict[int, float]:
     means = steps.group_by("rank").agg(pl.col(column).mean() / _NS_PER_MS).drop_nulls()
     return {int(rank): float(ms) for rank, ms in means.iter_rows()}
+
+
+def _share(steps: pl.DataFrame, column: str) -> float:
+    """Part of all step time, on the rank where it is largest."""
+    length = (pl.col("end_ns") - pl.col("start_ns")).sum()
+    return max(
+        steps.group_by("rank").agg((pl.col(column).sum() / length).alias("share"))["share"].to_list(), default=0.0
+    )
 
 
 def _most_ms(steps: pl.DataFrame, column: str) -> float:
