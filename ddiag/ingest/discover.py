@@ -28,7 +28,7 @@ def discover(paths: Sequence[str]) -> Found:
     """Expand *paths*; every file appears once, in natural order within each path."""
     found = Found()
     seen: set[str] = set()
-    for path in paths:
+    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         try:
             files, explicit = _expand(os.fspath(path))
         except STORAGE_ERRORS as error:

@@ -84,6 +84,8 @@ def _not_a_trace(head: bytes) -> str:
     for magic, what in _MAGIC:
         if head.startswith(magic):
             return what
+    if head[257:262] == b"ustar":
+        return "a tar archive: unpack it first (gz, zst and zip are read directly)"
     for pattern, what in _PATTERNS:
         if pattern.match(head):
             return what

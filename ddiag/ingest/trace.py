@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import polars as pl
 
@@ -52,7 +53,7 @@ class Trace:
         """Times are Unix time (later than 1998), so they can be compared with other files'."""
         return self.span[0] > EPOCH_BEGIN_NS
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """First start and last end over all tables (ns)."""
         starts, ends = [], []

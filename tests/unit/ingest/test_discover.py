@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_what_is_not_there_is_named(tmp_path: Path, path: str, why: str) -> None
     found = discover([str(tmp_path / path)])
     assert found.sources == []
     assert why in found.unreadable[0][1]
+
+
+def test_one_path_needs_no_list(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", healthy())
+    assert [source.path for source in discover(path).sources] == [path]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert discover([str(tmp_path / "pipe")]).unreadable[0][1] == "cannot be read: not a regular file"
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:

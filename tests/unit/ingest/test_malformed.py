@@ -34,6 +34,7 @@ NOT_TRACES = {
     "a log": (b"2024-01-01 step 3 loss 2.1\n" * 50, "text that is not JSON"),
     "a database": (b"SQLite format 3\0" + bytes(100), "SQLite"),
     "noise": (bytes(range(256)) * 8, "binary data"),
+    "a tar archive": (b"rank0.json".ljust(257, b"\0") + b"ustar\0" + bytes(300), "tar archive"),
     "an xz file": (b"\xfd7zXZ\0" + bytes(50), "unpack it first"),
     "no events": (b'{"traceEvents": []}', "no events in it"),
     "only the header": (b'{"schemaVersion": 1, "traceEvents": [', "cut off before its first event"),
