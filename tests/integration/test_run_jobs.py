@@ -1,0 +1,272 @@
+"""Real trainings under ``ddiag run``: which processes are recorded, attempts, launchers, and how the job ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddiag.schema import steps
+from ddiag.schema.folder import DIAGNOSIS, REPORT, ProcessFiles, find_processes, read_manifest
+from ddiag.schema.samples import RANK_FIELDS, read_samples
+from tests.integration.running import (
+    PYTHON,
+    TORCHRUN,
+    children,
+    environment,
+    eventually,
+    only_run,
+    outcome,
+    recorded,
+    run,
+    script,
+    start,
+)
+
+pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("run_jobs"),
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="recording needs Linux"),
+]
+
+TRAIN = """
+import os, sys, time
+import torch, torch.distributed as dist
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+if "FAILURES" in os.environ:  # torchrun's own store may still hold the addresses of the attempt before
+    numbers = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store-{attempt}", **numbers)
+else:
+    dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+STEPS = int(os.environ.get("STEPS", "12"))
+for step in range(STEPS):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 16)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        print(step, loss.item(), flush=True)
+    if step == 5 and rank == 1 and attempt < int(os.environ.get("FAILURES", "0")):
+        sys.exit(9)
+    if step == 5 and "WAIT" in os.environ:
+        open(f"waiting-{rank}-{os.getpid()}", "w").close()
+        time.sleep(120)
+dist.destroy_process_group()
+"""
+
+
+def _torchrun(folder: Path, *options: str, ranks: int = 2) -> list[str]:
+    path = script(folder, TRAIN, name="train.py")
+    return [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", *options, path]
+
+
+def _steps(files: ProcessFiles) -> int:
+    return len(steps.unpack(files.steps.read_bytes()))
+
+
+def test_a_training_is_recorded_reported_and_not_changed(tmp_path: Path) -> None:
+    bare = run(_torchrun(tmp_path), cwd=tmp_path)
+    ours = run([*recorded(tmp_path / "runs"), *_torchrun(tmp_path)], cwd=tmp_path)
+    assert outcome(ours) == outcome(bare)
+    assert bare.returncode == 0
+    folder = only_run(tmp_path / "runs")
+    assert [(files.rank, files.attempt, _steps(files)) for files in find_processes(folder)] == [(0, 0, 12), (1, 0, 12)]
+    manifest = read_manifest(folder)
+    assert (manifest.launcher, manifest.name, manifest.exit_code) == ("torchrun", "train", 0)
+    assert [(one.attempt, one.ranks) for one in manifest.attempts] == [(0, (0, 1))]
+    assert json.loads((folder / DIAGNOSIS).read_text())["coverage"]["ranks_seen"] == [0, 1]
+    assert (folder / REPORT).stat().st_size > 10_000
+    assert f"ddiag: report: {folder / REPORT}".encode() in ours.stderr
+
+
+def test_a_restart_by_torchelastic_is_a_second_attempt(tmp_path: Path) -> None:
+    command = _torchrun(tmp_path, "--max-restarts=1")
+    done = run([*recorded(tmp_path / "runs"), *command], cwd=tmp_path, env=environment(FAILURES="1"))
+    assert done.returncode == 0
+    folder = only_run(tmp_path / "runs")
+    found = [(files.attempt, files.rank, _steps(files)) for files in find_processes(folder)]
+    assert [(attempt, rank) for attempt, rank, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [count for attempt, _, count in found if attempt == 1] == [12, 12]
+    assert all(5 <= count <= 6 for attempt, _, count in found if attempt == 0)
+    attempts = read_manifest(folder).attempts
+    assert [one.ranks for one in attempts] == [(0, 1), (0, 1)]
+    assert attempts[0].start_wall_ns < attempts[1].start_wall_ns
+
+
+def test_a_worker_killed_by_the_kernel_ends_the_job_as_it_would_anyway(tmp_path: Path) -> None:
+    def killed(words: list[str], name: str) -> tuple[int, bytes]:
+        folder = tmp_path / name
+        folder.mkdir()
+        with start([*words, *_torchrun(folder)], cwd=folder, env=environment(WAIT="1")) as process:
+            waiting = eventually(lambda: next(iter(folder.glob("waiting-1-*")), None))
+            os.kill(int(waiting.name.rpartition("-")[2]), signal.SIGKILL)
+            out, _ = process.communicate()
+        return process.returncode, out
+
+    assert killed(recorded(tmp_path / "runs"), "ours") == killed([], "bare")
+    folder = only_run(tmp_path / "runs")
+    assert [_steps(files) for files in find_processes(folder)] == [5, 5] or [
+        _steps(files) for files in find_processes(folder)
+    ] == [6, 6]
+    assert (folder / DIAGNOSIS).exists()
+
+
+@pytest.mark.long
+def test_preemption_of_the_supervisor_reaches_torchrun(tmp_path: Path) -> None:
+    def preempted(words: list[str], name: str) -> int:
+        folder = tmp_path / name
+        folder.mkdir()
+        with start([*words, *_torchrun(folder)], cwd=folder, env=environment(WAIT="1")) as process:
+            eventually(lambda: len(list(folder.glob("waiting-*"))) == 2)
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+        return process.returncode
+
+    assert preempted(recorded(tmp_path / "runs"), "ours") == preempted([], "bare")
+    assert read_manifest(only_run(tmp_path / "runs")).end_wall_ns is not None
+
+
+@pytest.mark.long
+def test_ctrl_c_of_a_training_ends_like_without(tmp_path: Path) -> None:
+    def interrupted(words: list[str], name: str) -> tuple[int, bytes]:
+        folder = tmp_path / name
+        folder.mkdir()
+        with start([*words, *_torchrun(folder)], cwd=folder, env=environment(WAIT="1")) as process:
+            eventually(lambda: len(list(folder.glob("waiting-*"))) == 2)
+            os.killpg(process.pid, signal.SIGINT)
+            out, _ = process.communicate()
+        return process.returncode, out
+
+    assert interrupted(recorded(tmp_path / "runs", "--no-report"), "ours") == interrupted([], "bare")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loader_workers_are_watched_as_workers_and_never_recorded(method: str, tmp_path: Path) -> None:
+    job = script(
+        tmp_path,
+        "import time, torch\n"
+        "class Rows(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 40\n"
+        "    def __getitem__(self, i):\n"
+        "        time.sleep(.2); return torch.randn(4)\n"
+        "if __name__ == '__main__':\n"
+        f"    loader = torch.utils.data.DataLoader(Rows(), 2, num_workers=2, multiprocessing_context='{method}')\n"
+        "    model = torch.nn.Linear(4, 4)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=.1)\n"
+        "    for batch in loader:\n"
+        "        model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "    print('trained')\n",
+    )
+    command = [*recorded(tmp_path / "runs", "--sample-interval", "0.2", "--no-report"), PYTHON, job]
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path / "runs")
+    (files,) = find_processes(folder)
+    assert _steps(files) == 20
+    _, lines = read_samples(next((folder / "nodes").glob("*.samples")))
+    rows = [dict(zip(RANK_FIELDS, row, strict=True)) for line in lines for row in line.get("ranks", ())]
+    assert {row["pid"] for row in rows} == {files.pid}
+    assert max(row["workers"] for row in rows) >= 2
+
+
+@pytest.mark.long
+def test_a_shell_that_starts_the_job_keeps_its_own_exit_code(tmp_path: Path) -> None:
+    line = f"{' '.join(_torchrun(tmp_path))}; exit 5"
+    done = run([*recorded(tmp_path / "runs", "--no-report"), "bash", "-c", line], cwd=tmp_path)
+    assert done.returncode == 5
+    assert len(find_processes(only_run(tmp_path / "runs"))) == 2
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+def test_mpirun_hands_the_recorder_to_every_rank(tmp_path: Path) -> None:
+    job = script(
+        tmp_path,
+        "import os\n"
+        "os.environ.setdefault('RANK', os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "os.environ.setdefault('WORLD_SIZE', os.environ['OMPI_COMM_WORLD_SIZE'])\n" + TRAIN,
+    )
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    variables |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0"}
+    command = ["mpirun", "--oversubscribe", "-np", "2", PYTHON, job]
+    done = run([*recorded(tmp_path / "runs", "--no-report"), *command], env=environment(**variables))
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path / "runs")
+    assert [(files.rank, _steps(files)) for files in find_processes(folder)] == [(0, 12), (1, 12)]
+    assert read_manifest(folder).launcher == "mpirun"
+
+
+def test_one_supervisor_per_task_of_a_slurm_step_share_a_run(tmp_path: Path) -> None:
+    """``srun ddiag run -- python train.py``: a supervisor for each rank."""
+    job = script(tmp_path, TRAIN, name="train.py")
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
+    shared |= {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+    tasks = [
+        start(
+            [*recorded(tmp_path / "runs"), PYTHON, job],
+            env={**environment(**shared), "RANK": str(rank), "SLURM_PROCID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    said = [task.communicate(timeout=150)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    folder = only_run(tmp_path / "runs")
+    assert [files.rank for files in find_processes(folder)] == [0, 1]
+    assert json.loads((folder / DIAGNOSIS).read_text())["coverage"]["ranks_seen"] == [0, 1]
+    assert sum(b"report:" in one for one in said) == 1
+    assert len(list((folder / "nodes").glob("*.samples"))) == 1
+
+
+def test_steps_asked_for_are_profiled_on_every_rank(tmp_path: Path) -> None:
+    command = [*recorded(tmp_path / "runs", "--profile-steps", "4:6"), *_torchrun(tmp_path)]
+    done = run(command, cwd=tmp_path)
+    assert done.returncode == 0
+    folder = only_run(tmp_path / "runs")
+    traces = sorted((folder / "profile").glob("*/*.json.gz"))
+    assert [path.name for path in traces] == ["r00000.json.gz", "r00001.json.gz"]
+    from ddiag import api
+
+    loaded = api.load([str(folder / "profile")])
+    assert loaded.table("ranks")["rank"].to_list() == [0, 1]
+    for files in find_processes(folder):
+        flags = [one.flags for one in steps.unpack(files.steps.read_bytes())]
+        profiled = [number for number, value in enumerate(flags) if value & steps.StepFlag.PROFILED]
+        assert profiled == [4, 5, 6, 7]  # the trace of 4 to 6 is written during 7
+
+
+def test_a_killed_supervisor_leaves_a_folder_that_reads_while_the_job_goes_on(tmp_path: Path) -> None:
+    with start(
+        [*recorded(tmp_path / "runs"), *_torchrun(tmp_path)], cwd=tmp_path, env=environment(STEPS="2000")
+    ) as process:
+        folder = eventually(lambda: next(iter((tmp_path / "runs").glob("train-*")), None))
+        eventually(lambda: len(find_processes(folder)) == 2)
+        torchrun = [
+            pid for pid in children(process.pid) if b"distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert torchrun
+        process.kill()
+        process.wait()
+        from ddiag import api
+
+        eventually(lambda: all(_steps(files) > 3 for files in find_processes(folder)))
+        loaded = api.load([str(folder)])
+        assert loaded.table("ranks")["rank"].to_list() == [0, 1]
+        out, _ = process.communicate()
+    assert len(out.splitlines()) == 2000
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
