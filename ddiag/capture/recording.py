@@ -34,6 +34,7 @@ from ddiag.schema.folder import (
     write_manifest,
 )
 from ddiag.schema.phases import Phase
+from ddiag.schema.placement import settle
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -69,6 +70,8 @@ class Recording:
         with quietly("record"):
             run = ACTIVATION.run
             ACTIVATION.stop()
+            if run is not None:
+                settle(run, pid=os.getpid())
             if run is not None and self._wrote_manifest:
                 write_manifest(run, replace(read_manifest(run), end_wall_ns=time.time_ns()))
 

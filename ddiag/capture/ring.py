@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddiag.schema import ring as layout
 from ddiag.schema.phases import State
+from ddiag.schema.placement import place
 from ddiag.schema.ring import RingHeader
 
 CAPACITY = 32_768
@@ -52,12 +53,17 @@ class RingWriter:
 
     @classmethod
     def create(cls, path: Path, header: RingHeader) -> RingWriter:
-        """A new file; FileExistsError when there is one."""
+        """A new file, or a link to one in memory (see :mod:`ddiag.schema.placement`).
+
+        Raises FileExistsError when there is one.
+        """
         size = layout.ring_bytes(header.capacity)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        file = os.open(place(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             reserve(file, size)
-            return cls(mmap.mmap(file, size), header)
+            # Every page now, in one go, instead of a page fault in a hot path later.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            return cls(mmap.mmap(file, size, flags=flags), header)
         finally:
             os.close(file)
 

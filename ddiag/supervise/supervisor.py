@@ -15,6 +15,7 @@ from typing import Any
 import ddiag
 from ddiag.errors import InputError
 from ddiag.schema.folder import DISABLE_VARIABLE, REPORT, RUN_VARIABLE, Manifest, read_manifest, write_manifest
+from ddiag.schema.placement import settle
 from ddiag.schema.profile import ProfileRequest, write_request
 from ddiag.schema.secrets import redact_argv
 from ddiag.supervise import report
@@ -141,7 +142,8 @@ def _as_json(options: RunOptions) -> dict[str, Any]:
 
 
 def _finish(place: Place, ended: Ended, mask: Set[int], options: RunOptions, say: Callable[[str], None]) -> None:
-    """Close the manifest, then diagnose (the founder does, once the other nodes have ended)."""
+    """Gather this node's rings and close the manifest; the founder diagnoses once the other nodes have ended."""
+    settle(place.path)
     write_node(place, ended.shell_code)
     if not place.founder:
         return
