@@ -63,15 +63,14 @@ class _Rows:
         """Exposed waiting of the rank since ``since`` in calls without all of these ranks."""
         before, met = (np.concatenate(([0.0], np.cumsum(part))) for part in (self.exposed, self.exposed[self.meetings]))
         first, end = self.met
-        return np.maximum(before[:-1] - before[self.since] - (met[end] - met[first]), 0.0)
+        return np.asarray(np.maximum(before[:-1] - before[self.since] - (met[end] - met[first]), 0.0))
 
     def spread(self, at: Ints, density: Floats) -> Floats:
         """Per row, *density* x its exposed waiting summed over the rows *at* that had waited in it elsewhere."""
         first, end = self.met
         every = _running(self.since[at], at, density, len(self.rank))
         met = _running(first[at], end[at], density, len(self.meetings))
-        spread: Floats = np.maximum(every - _sum_by(self.meetings, met, len(self.rank)), 0.0) * self.exposed
-        return spread
+        return np.asarray(np.maximum(every - _sum_by(self.meetings, met, len(self.rank)), 0.0) * self.exposed)
 
 
 def blame(waits: pl.DataFrame, *, tie_ms: float = MIN_TIE_MS) -> Blame:

@@ -140,13 +140,14 @@ class Judgement:
             return False
         return len(self.blame.steps) < 3 or self._fixed_share() < FIXED_SHARE
 
-    def note(self) -> str:
-        """Several ranks that are late together, every step."""
+    def late_together(self) -> tuple[int, ...]:
+        """Two or more ranks that come late every step and cause most of the waiting."""
         if self.wait_share < ROTATING_WAIT_SHARE or len(self.blame.steps) < 3 or self._fixed_share() < FIXED_SHARE:
-            return ""
+            return ()
         mean = self.waits.mean(axis=1)
-        late = self.blame.ranks[mean < mean.max() / 2]
-        return f"the same {late.size} ranks come late every step: {_ranges(late)}" if late.size > 1 else ""
+        late = mean < mean.max() / 2
+        theirs = _shares(self._decisive())[late].sum()
+        return tuple(self.blame.ranks[late].tolist()) if late.sum() > 1 and theirs >= STAND_OUT_SHARE else ()
 
 
 def _shares(caused: Floats) -> Floats:
@@ -169,10 +170,3 @@ def _at_least_log(successes: int, trials: int, chance: float) -> float:
     logs = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
     terms = logs[trials] - logs[k] - logs[trials - k] + k * np.log(chance) + (trials - k) * np.log1p(-chance)
     return float(min(np.exp(terms).sum(), 1.0))
-
-
-def _ranges(ranks: Ints) -> str:
-    """``0-7, 12``: consecutive ranks as ranges."""
-    stretches = np.split(ranks, np.flatnonzero(np.diff(ranks) > 1) + 1)
-    text = [str(part[0]) if part.size == 1 else f"{part[0]}-{part[-1]}" for part in stretches]
-    return ", ".join(text[:8]) + (" …" if len(text) > 8 else "")

@@ -40,7 +40,8 @@ def late_ranks(
     unseen = _incomparable(usable, collectives) or _unseen(waits, _world_size(run), judged.step_ms)
     persistent = None if unseen else judged.standing_out()
     table = _table(run, windows, acts, waits, judged)
-    notes = [note, unseen, "" if persistent is not None else judged.note(), collectives.note]
+    together = judged.late_together() if persistent is None and not unseen else ()
+    notes = [note, unseen, collectives.note]
     return LateRanks(
         table=table,
         wait_ms_per_step=judged.wait_ms,
@@ -50,6 +51,7 @@ def late_ranks(
         collectives=waits["call"].n_unique(),
         groups=tuple(sorted(waits["group"].unique().to_list())),
         note="; ".join(part for part in notes if part),
+        late_together=together,
     )
 
 

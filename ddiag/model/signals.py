@@ -183,6 +183,8 @@ class LateRanks:
     collectives: int
     groups: tuple[str, ...] = ()
     note: str = ""
+    late_together: tuple[int, ...] = ()
+    """Two or more ranks that cause most of the waiting together, the same in every step, none of them alone."""
 
 
 @dataclass(frozen=True)

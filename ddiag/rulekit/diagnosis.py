@@ -24,6 +24,10 @@ LEAST_COMPUTE = 0.5
 """A step that computes for less than this share is not well, even when no rule can say why."""
 MOST_UNSEEN = 0.15
 """Share of the step that may be waiting for ranks without evidence, from which nobody can call the job well."""
+MOST_WAITING = 0.15
+"""Share of the step spent waiting for other ranks, from which a job is not well although no rule says whom to blame."""
+LEAST_KEPT = 0.8
+"""Share of the records read that must have been usable for silence to prove anything."""
 PART_WORDS = {
     "comm_wait_ms": "waiting for other ranks",
     "comm_transfer_ms": "exposed communication",
@@ -168,7 +172,7 @@ def _verdict(findings: Sequence[Finding], signals: Signals, coverage: Coverage, 
     serious = [f for f in findings if f.severity is not Severity.INFO]
     if serious:
         return Verdict(Status.DEGRADED, headline(findings[0]), findings[0].rule)
-    reason = _too_little(signals, checked)
+    reason = _too_damaged(coverage) or _too_little(signals, checked)
     if reason:
         return Verdict(Status.INCONCLUSIVE, f"Not enough evidence for a verdict: {reason}")
     return Verdict(Status.HEALTHY, _all_clear(signals, coverage, checked))
@@ -213,6 +217,17 @@ def milliseconds(value: float) -> str:
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
 
 
+def _too_damaged(coverage: Coverage) -> str:
+    """Too many records could not be understood: whatever they held is missing from every figure."""
+    read = sum(item.events for item in coverage.inputs)
+    if read <= 0 or coverage.dropped_records <= (1.0 - LEAST_KEPT) * read:
+        return ""
+    return (
+        f"{coverage.dropped_records:,} of {read:,} records have no usable time or content, so no figure is "
+        "complete; record the traces again or undo what changed the files"
+    )
+
+
 def _too_little(signals: Signals, checked: int) -> str:
     """Why silence of the rules proves nothing here; empty when it does."""
     budget = signals.get(StepBudget)
@@ -225,6 +240,10 @@ def _too_little(signals: Signals, checked: int) -> str:
         return (
             f"only {budget.share('compute_ms'):.0%} of the step is compute and no rule can say why "
             f"({budget.share(largest):.0%} is {PART_WORDS[largest]})"
+        )
+    if budget.n_steps > 0 and budget.share("comm_wait_ms") >= MOST_WAITING:
+        return (
+            f"{budget.share('comm_wait_ms'):.0%} of the step is waiting for other ranks and no rule can say for which"
         )
     comm = signals.get(Collectives)
     if comm is not None and budget.step_ms > 0 and comm.unseen_ms >= MOST_UNSEEN * budget.step_ms:

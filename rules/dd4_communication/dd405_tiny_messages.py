@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from ddiag.model.signals import Collectives, JobFacts, StepBudget
-from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View
 from ddiag.rulekit.cost import severity_for, step_cost
 
 RULE = Rule(
@@ -68,7 +68,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"{count:.0f} tiny collectives per step (mostly {worst['op']} in group {worst['group']}) "
         f"cost {gain_ms:.1f} ms",
-        severity=severity_for(share, warning=limits.exposed_share, critical=limits.critical_share),
+        severity=severity_for(share, warning=limits.exposed_share, critical=limits.critical_share)
+        if sized
+        else Severity.INFO,
         confidence=Confidence.HIGH if sized and comm.matched_ranks >= 2 else Confidence.MEDIUM,
         culprits=Culprits(groups=tuple(sorted(set(tiny["group"].to_list())))),
         evidence=(
@@ -88,10 +90,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify="`ddiag analyze NEW_TRACES`: collectives per step fall by 10x, exposed communication falls with them",
         cost=step_cost(gain_ms, budget, facts),
         why="their time does not depend on size; it is paid per call",
-        doubt=""
-        if comm.matched_ranks >= 2
-        else "with one rank's trace, part of the time may be waiting for a late rank",
+        doubt=_doubt(sized=sized, several=comm.matched_ranks >= 2),
     )
+
+
+def _doubt(*, sized: bool, several: bool) -> str:
+    said = [] if sized else ["a fast link moves megabytes as quickly, so these may be no small messages"]
+    said += [] if several else ["with one rank's trace, part of the time may be waiting for a late rank"]
+    return "; ".join(said)
 
 
 def _tiny(summary: pl.DataFrame, limits: Limits) -> pl.DataFrame:

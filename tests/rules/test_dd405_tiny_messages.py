@@ -30,8 +30,10 @@ def test_fires_and_does_not_count_waiting_as_cost() -> None:
     assert evidence(found, "tiny collectives").value == 300.0
 
 
-def test_sizes_missing_in_old_traces_are_judged_by_duration_with_less_confidence() -> None:
+def test_sizes_missing_in_old_traces_are_judged_by_duration_and_only_mentioned() -> None:
     found = the_finding("DD405", collectives={"summary": summary(bytes=None)})
+    assert found.severity is Severity.INFO
+    assert "megabytes" in found.doubt
     assert found.confidence is Confidence.MEDIUM
     assert evidence(found, "size").value == "not in the trace"
 

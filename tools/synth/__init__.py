@@ -41,7 +41,7 @@ STEP_HOST_MS = 6.0
 
 
 def _rank(job: Job, index: int) -> Rank:
-    late = job.late if job.late is not None and job.late.rank == index else None
+    late = job.late if job.late is not None and job.late.hits(index) else None
     host_factor = device_factor = 1.0
     if late is not None and late.kind == "device":
         device_factor = 1 + late.ms / (STEP_COMPUTE_MS * job.compute_scale)

@@ -17,6 +17,11 @@ class Late:
     ms: float
     """About how much later, per step."""
     rank: int = 2
+    also: tuple[int, ...] = ()
+    """Further ranks that are late in the same way."""
+
+    def hits(self, rank: int) -> bool:
+        return rank == self.rank or rank in self.also
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class Loader:
         self.job = job
         self.rank = rank
         late = job.late
-        late_here = late is not None and late.kind == "input" and late.rank == rank.rank
+        late_here = late is not None and late.kind == "input" and late.hits(rank.rank)
         self._late_ms = late.ms if late is not None and late_here else 0.0
         self._index = 0
         self._ready_ns: dict[int, int] = {}

@@ -112,6 +112,12 @@ _FAULTY = {
     "late_device_of_eight": Scenario(
         "rank 5 of 8 is slower", Job(ranks=8, late=Late("device", 16, rank=5)), ("DD505",), ranks=(5,)
     ),
+    "late_devices_of_one_host": Scenario(
+        "four of eight ranks are slower",
+        Job(ranks=8, late=Late("device", 16, rank=4, also=(5, 6, 7))),
+        ("DD507",),
+        ranks=(4, 5, 6, 7),
+    ),
     "rotating_late_rank": Scenario(
         "another rank has more work in each step", Job(late=Late("rotating", 22), steps=10), ("DD504",)
     ),

@@ -89,8 +89,8 @@ class Training:
         if late is None or late.kind not in ("compute", "rotating"):
             return 0
         # A fixed pseudo-random order: neighbouring steps must not share the late rank.
-        who = late.rank if late.kind == "compute" else (step * 7 + step // 3) % self.job.ranks
-        if who != self.rank.rank:
+        turn = (step * 7 + step // 3) % self.job.ranks
+        if not (late.hits(self.rank.rank) if late.kind == "compute" else turn == self.rank.rank):
             return 0
         block_ms = sum(self._micros(op) for op in self.ops) / 1e3
         return max(1, round(late.ms / block_ms))
@@ -181,7 +181,7 @@ class Training:
     def _late_host(self) -> None:
         """Host work that only one rank does between steps, after reading a value back (metrics, a checkpoint …)."""
         late = self.job.late
-        if late is not None and late.kind == "host_after_sync" and late.rank == self.rank.rank:
+        if late is not None and late.kind == "host_after_sync" and late.hits(self.rank.rank):
             self._item()
             self.rank.host(late.ms * 1e3)
 
