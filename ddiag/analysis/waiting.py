@@ -70,13 +70,15 @@ def _alignment(calls: pl.DataFrame) -> Alignment:
 def _verdicts(calls: pl.DataFrame, alignment: Alignment) -> pl.DataFrame:
     """comm, op, shown: the spans of this operation show that it synchronises (or do not contradict that it does).
 
-    Host threads leave up to milliseconds apart, and aligning by their ends blurs what is being tested: there the
-    tolerance is one error bar, not three.
+    A call that was served later than it was issued was waited in from its issue on. Host threads leave up to
+    milliseconds apart, and aligning by their ends blurs what is being tested: there the tolerance is one error bar,
+    not three.
     """
     offset = pl.col("rank").replace_strict(dict(alignment.offset_ns), default=0, return_dtype=pl.Int64)
+    begin = "issued_ns" if "issued_ns" in calls.columns else "start_ns"
     per_call = (
         calls.filter(pl.col("call").is_not_null() & pl.col("may"))
-        .with_columns(start=pl.col("start_ns") - offset, end=pl.col("end_ns") - offset)
+        .with_columns(start=pl.col(begin) - offset, end=pl.col("end_ns") - offset)
         .group_by("comm", "op", "call")
         .agg(
             shared=pl.col("end").min() - pl.col("start").max(),

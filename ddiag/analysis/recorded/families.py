@@ -17,6 +17,7 @@ from ddiag.analysis.recorded.activity import recorded_activity
 from ddiag.analysis.recorded.memory import recorded_memory
 from ddiag.analysis.recorded.optimizer import recorded_copies, recorded_optimizer
 from ddiag.analysis.recorded.overhead import recorded_overhead
+from ddiag.analysis.recorded.queueing import served
 from ddiag.analysis.recorded.steps import recorded_windows
 from ddiag.analysis.shard_units import shard_units
 from ddiag.model.run import Run
@@ -30,6 +31,8 @@ _WHOLE_RUN = (JobFacts, Memory, PythonOverhead)
 def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
     """Families by type, those of the recording alone."""
     run = replace(run, tables={name: table for name, table in run.tables.items() if name not in _of_traces(run)})
+    if run.has("collectives"):
+        run = replace(run, tables={**run.tables, "collectives": served(run)})
     facts = job_facts(run)
     windows = recorded_windows(run)
     if steps is not None:
