@@ -25,6 +25,7 @@ from ddiag.capture.overhead import mark_ns
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.folder import DISABLE_VARIABLE, ERRORS, process_files
+from ddiag.schema.secrets import redact_argv
 
 MAX_TURNS = 20
 """Jobs one process may join after another."""
@@ -84,7 +85,9 @@ class Activation:
                 activated = getattr(hook_module(hook), "activated", None) if _loaded(hook) else None
                 if activated is not None:
                     activated(active)
-        active.facts.write("process", argv=sys.argv, executable=sys.executable, **_versions(), attempt=who.attempt)
+        active.facts.write(
+            "process", argv=redact_argv(sys.argv), executable=sys.executable, **_versions(), attempt=who.attempt
+        )
         active.facts.write("activated", took_ns=now_ns() - began, mark_ns=active.mark_ns)
 
     def sleep(self) -> None:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import socket
@@ -35,6 +36,7 @@ from ddiag.schema.folder import (
 )
 from ddiag.schema.phases import Phase
 from ddiag.schema.placement import settle
+from ddiag.schema.secrets import redact_argv
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,6 +69,7 @@ class Recording:
         if not self._mine:
             return
         self._mine = False
+        atexit.unregister(self.stop)
         with quietly("record"):
             run = ACTIVATION.run
             ACTIVATION.stop()
@@ -95,6 +98,7 @@ class Recording:
         self._wrote_manifest = self._describe(run)
         self._mine = True
         ACTIVATION.start(run)
+        atexit.register(self.stop)
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             ACTIVATION.joined()
@@ -108,7 +112,7 @@ class Recording:
         manifest = Manifest(
             ddiag_version=_version(),
             name=self._name,
-            argv=tuple(sys.argv),
+            argv=redact_argv(sys.argv),
             launcher="api",
             start_wall_ns=time.time_ns(),
             host=socket.gethostname(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -21,7 +20,11 @@ MIN_INTERVAL_S = 0.1
 )
 @click.argument("command", nargs=-1, required=True, metavar="COMMAND...", type=click.UNPROCESSED)
 @click.option(
-    "--out", metavar="DIR", default=DEFAULT_OUT, show_default=True, help="Folder in which run folders are made."
+    "--out",
+    metavar="DIR_OR_URL",
+    default=DEFAULT_OUT,
+    show_default=True,
+    help="Folder in which run folders are made; a run is copied to a URL (s3://, gs://, …) when it has ended.",
 )
 @click.option(
     "--name", metavar="NAME", help="Name of the run; nodes of one job that share DIR and NAME share a run folder."
@@ -64,13 +67,16 @@ def run(
     from ddiag.supervise.job import CannotStartError
     from ddiag.supervise.signals import die_of
     from ddiag.supervise.supervisor import RunOptions, supervise
+    from ddiag.supervise.upload import check_url, is_url
 
     if profile_steps is not None and profile_steps[1] - profile_steps[0] >= MAX_STEPS:
         raise click.BadParameter(
             f"at most {MAX_STEPS} steps can be profiled at once", ctx, param_hint="--profile-steps"
         )
+    if is_url(out):
+        check_url(out)
     options = RunOptions(
-        out=Path(out),
+        out=out,
         name=name,
         profile_steps=profile_steps,
         report=not no_report,

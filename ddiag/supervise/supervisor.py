@@ -28,7 +28,9 @@ from ddiag.supervise.node_facts import write_facts
 from ddiag.supervise.processes import read_stat
 from ddiag.supervise.run_folder import Place, open_run, read_nodes, write_node
 from ddiag.supervise.sampler import Watched, start_sampler, stop_sampler
+from ddiag.supervise.side_process import Limits
 from ddiag.supervise.signals import Witness, hold
+from ddiag.supervise.upload import LIMIT_S, is_url, upload
 
 DEFAULT_OUT = "ddiag-runs"
 _OTHERS_LIMIT_S = 30.0
@@ -39,7 +41,8 @@ _OTHERS_LIMIT_S = 30.0
 class RunOptions:
     """What the user asked for."""
 
-    out: Path = Path(DEFAULT_OUT)
+    out: str = DEFAULT_OUT
+    """Folder in which run folders are made, or a URL to which the run is copied at its end."""
     name: str | None = None
     profile_steps: tuple[int, int] | None = None
     report: bool = True
@@ -125,11 +128,15 @@ def _prepare(command: Sequence[str], options: RunOptions, environment: Mapping[s
         supervisor_start_ticks=stat.start_ticks if stat is not None else 0,
         options=_as_json(options),
     )
-    place = open_run(options.out.resolve(), manifest, named=options.name is not None, environment=environment)
+    place = open_run(_folder(options.out), manifest, named=options.name is not None, environment=environment)
     if options.profile_steps is not None and place.founder:
         write_request(place.path, ProfileRequest(*options.profile_steps, reason="--profile-steps"))
     bootstrap = copy_bootstrap(place.path)
     return _Prepared(place, job_environment(environment, place.path, bootstrap, command))
+
+
+def _folder(out: str) -> Path:
+    return Path(DEFAULT_OUT if is_url(out) else out).resolve()
 
 
 def _as_json(options: RunOptions) -> dict[str, Any]:
@@ -157,7 +164,9 @@ def _finish(place: Place, ended: Ended, mask: Set[int], options: RunOptions, say
     if not found:
         say(f"nothing to diagnose: {why_no_ranks(place.path, manifest.argv)}")
     elif options.report:
-        _report(place.path, ended, mask, say)
+        _report(place.path, _limits(ended, mask, report.LIMIT_S), say)
+    if is_url(options.out):
+        _upload(place.path, options.out, _limits(ended, mask, LIMIT_S), say)
 
 
 def _notes(run: Path) -> tuple[str, ...]:
@@ -172,9 +181,18 @@ def _wait_for_others(run: Path, limit_s: float) -> None:
         time.sleep(0.2)
 
 
-def _report(run: Path, ended: Ended, mask: Set[int], say: Callable[[str], None]) -> None:
-    limit_s = report.HURRIED_LIMIT_S if ended.asked_to_end else report.LIMIT_S
-    why_not = report.analyze(run, mask, limit_s=limit_s).why_not
+def _limits(ended: Ended, mask: Set[int], usual_s: float) -> Limits:
+    return Limits(mask, report.HURRIED_LIMIT_S if ended.asked_to_end else usual_s)
+
+
+def _upload(run: Path, url: str, limits: Limits, say: Callable[[str], None]) -> None:
+    why_not = upload(run, url, limits)
+    target = f"{url.rstrip('/')}/{run.name}"
+    say(f"not copied to {target}: {why_not}; it is in {run}" if why_not else f"copied to {target}")
+
+
+def _report(run: Path, limits: Limits, say: Callable[[str], None]) -> None:
+    why_not = report.analyze(run, limits)
     if why_not:
         say(f"no report: {why_not}. Make it with: ddiag analyze {run}")
         return

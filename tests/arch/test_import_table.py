@@ -48,7 +48,7 @@ HOMES: dict[str, set[str]] = {
     "msgspec": {"ingest", "schema"},
     "isal": {"ingest"},
     "zstandard": {"ingest"},
-    "fsspec": {"ingest"},
+    "fsspec": {"ingest", "supervise"},
     "plotly": {"plots"},
     "jinja2": {"reporters"},
     "markupsafe": {"reporters"},
