@@ -61,6 +61,14 @@ class Boundaries:
         self._round.append(optimizer)
         return Turn.CONFIRM
 
+    def retire(self, optimizer: int) -> bool:
+        """*optimizer* no longer exists; if it ended steps, find out anew which one does. True: the held step stands."""
+        held = self.holding and optimizer in self._round
+        if held or optimizer == self._closer:
+            self._closer = None
+            self._round.clear()
+        return held
+
     def leave_to_engine(self) -> None:
         self.by_engine = True
         self._round.clear()

@@ -24,7 +24,7 @@ from ddiag.capture.step_clock import StepClock
 from ddiag.capture.steps import StepWriter
 from ddiag.schema import steps
 from ddiag.schema.folder import ProcessFiles
-from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Mark, Pause, State
+from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Mark, Op, Pause, State
 from ddiag.schema.ring import LIVE_ERRORS, LIVE_PROGRESS, LIVE_SEQ, NO_DTYPE, NO_NAME, RingHeader
 
 current: Recorder | None = None
@@ -102,9 +102,16 @@ class Recorder(StepClock):
         """It is over, and a device said when it began and ended (already on the host's monotonic clock)."""
         return self.ring.set_times(token, start_ns, end_ns, flags=Flag.DEVICE_TIMED)
 
-    def waited(self, wait_ns: int) -> None:
-        """The training thread waited that long for communication."""
-        self.totals.comm_wait_ns += wait_ns
+    def waited_for(self, began_ns: int, ended_ns: int, *, ok: bool = True) -> None:
+        """The calling thread waited for communication; only the training thread's waits count for the step."""
+        if threading.get_ident() == self._thread:
+            self.totals.comm_wait_ns += ended_ns - began_ns
+        # fmt: off
+        self._begin(
+            _COLLECTIVE, Op.WAIT, 0, NO_NAME, NO_NAME, self.step, self.current_phase, NO_DTYPE, -1, -1, began_ns,
+            began_ns, ended_ns, 0, 0, self._tid(), 0.0, _DONE if ok else _FAILED, self.micro_step,
+        )
+        # fmt: on
 
     # -- spans and marks of other kinds ------------------------------------------------------------------------------
 

@@ -91,6 +91,11 @@ class StepClock(PhaseClock):
         if self._held is None:
             self._boundaries.leave_to_engine()
 
+    def retire_optimizer(self, optimizer: int) -> None:
+        """*optimizer* was destroyed (another may get its identity)."""
+        if self._boundaries.retire(optimizer):
+            self._write_held()
+
     def engine_step(self, *, skipped: bool = False) -> None:
         """An engine (DeepSpeed) or the user says: here a training step ends. From now on optimizers do not."""
         if not self._boundaries.by_engine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +12,9 @@ from ddiag.capture.door import guarded
 from ddiag.capture.hooks.spans import as_phase
 from ddiag.capture.patches import Patches
 from ddiag.schema.phases import Phase
+
+_known: dict[int, weakref.ref[Any]] = {}
+"""Optimizers that have stepped and still exist, by identity."""
 
 
 def install(module: ModuleType, patches: Patches) -> None:
@@ -28,7 +33,19 @@ def _before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         ACTIVATION.joined()
         active = recorder.current
     if active is not None:
+        if id(optimizer) not in _known:
+            _known[id(optimizer)] = weakref.ref(optimizer, partial(_gone, id(optimizer)))
         active.begin_optimizer(id(optimizer))
+
+
+def _destroyed(identity: int, _reference: Any) -> None:
+    _known.pop(identity, None)
+    active = recorder.current
+    if active is not None:
+        active.retire_optimizer(identity)
+
+
+_gone = guarded("optimizer destroyed", _destroyed)
 
 
 def _after(optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -37,6 +37,17 @@ def test_when_the_closing_one_retires_the_next_takes_over() -> None:
     assert _steps("ABAB" + "AAA") == 4
 
 
+def test_when_the_closing_one_is_destroyed_no_step_is_lost() -> None:
+    boundaries = Boundaries()
+    assert [boundaries.after(1), boundaries.after(1)] == [Turn.HOLD, Turn.CONFIRM_AND_CLOSE]
+    assert not boundaries.retire(2)
+    assert boundaries.after(1) is Turn.CLOSE
+    assert not boundaries.retire(1)
+    assert boundaries.after(3) is Turn.HOLD
+    assert boundaries.retire(3)
+    assert [boundaries.after(4), boundaries.after(4)] == [Turn.HOLD, Turn.CONFIRM_AND_CLOSE]
+
+
 def test_once_an_engine_says_optimizers_do_not() -> None:
     boundaries = Boundaries()
     boundaries.leave_to_engine()

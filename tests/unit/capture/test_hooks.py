@@ -65,6 +65,19 @@ def test_a_plain_loop_becomes_steps_and_phases(recording: Recorder) -> None:
     assert all(step.rss_peak_bytes >= step.rss_bytes for step in steps_of(recording.files))
 
 
+def test_one_training_after_another_loses_no_step(recording: Recorder) -> None:
+    for _ in range(3):
+        model, optimizer = _model()
+        for _ in range(4):
+            model(torch.randn(4, 8)).mean().backward()
+            optimizer.step()
+        del model, optimizer
+        gc.collect()
+    recording.close_steps()
+    assert [step.step for step in steps_of(recording.files)] == list(range(12))
+    assert {step.micro_steps for step in steps_of(recording.files)} == {1}
+
+
 def test_a_closure_is_one_step_with_its_passes_inside(recording: Recorder) -> None:
     model, _ = _model()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
