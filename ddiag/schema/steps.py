@@ -76,7 +76,7 @@ class StepRecord(NamedTuple):
     """Highest resident set seen in the step: exact when the step raised the process's peak, else the highest of the
     samples at the start of backward, before the optimizer and at the end."""
     device_allocated_bytes: int
-    """As ``rss_bytes``, of the caching allocator."""
+    """Highest amount the caching allocator had handed out, of the same samples; the current device's."""
     device_reserved_bytes: int
     device_peak_allocated_bytes: int
     """The allocator's own peak since the user last reset it."""

@@ -12,8 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ddiag.capture.clock import now_ns
+from ddiag.capture.names import Facts
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.steps import StepTotals
+
+TELL_EVERY_NS = 10 * 10**9
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -45,8 +49,10 @@ class _Resident:
 class _Device:
     """The CUDA (or ROCm) caching allocator, once the process uses it."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, facts: Facts) -> None:
         self._torch = torch
+        self._facts = facts
+        self._told_ns = 0
         self._retries = -1
 
     def at_peak(self, totals: StepTotals) -> None:
@@ -68,6 +74,23 @@ class _Device:
         retries = stats["num_alloc_retries"]
         totals.alloc_retries = max(0, retries - self._retries) if self._retries >= 0 else 0
         self._retries = retries
+        if now_ns() - self._told_ns >= TELL_EVERY_NS:
+            self._told_ns = now_ns()
+            self._tell(stats)
+
+    def _tell(self, stats: dict[str, Any]) -> None:
+        """What changes slowly: fragmentation of the cache, and page-locked host memory."""
+        pinned: dict[str, Any] = getattr(self._torch._C, "_cuda_hostMemoryStats", dict)()
+        self._facts.write(
+            "device_memory",
+            mono_ns=self._told_ns,
+            device=self._torch.cuda.current_device(),
+            inactive_split_bytes=stats["inactive_split_bytes"]["all"]["current"],
+            reserved_bytes=stats["reserved_bytes"]["all"]["current"],
+            ooms=stats.get("num_ooms"),
+            pinned_bytes=pinned.get("allocated_bytes", {}).get("current"),
+            pinned_peak_bytes=pinned.get("allocated_bytes", {}).get("peak"),
+        )
 
     def _stats(self) -> dict[str, Any] | None:
         """Counters of the current device; the raw form costs a tenth of ``torch.cuda.memory_stats()``."""
@@ -86,6 +109,6 @@ def activated(active: Recorder) -> None:
         active.at_close("memory.rss", resident.close)
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch._C, "_cuda_memoryStats"):
-        device = _Device(torch)
+        device = _Device(torch, active.facts)
         active.at_step_end("memory.device", device.at_end)
         active.at_peaks("memory.device", device.at_peak)

@@ -261,6 +261,22 @@ def test_logging_to_a_summary_writer_is_seen(recording: Recorder, monkeypatch: p
     assert phases(recording.files) == ["LOGGING"]
 
 
+def test_batches_sent_to_a_device_are_seen_and_to_the_cpu_are_not(recording: Recorder) -> None:
+    module = types.ModuleType("accelerate.utils.operations")
+
+    def send_to_device(data: Any, device: Any, non_blocking: bool = False) -> Any:
+        return [module.send_to_device(one, device) for one in data] if isinstance(data, list) else (data, device)
+
+    module.send_to_device = send_to_device  # type: ignore[attr-defined]
+    from ddiag.capture.hooks import h2d
+
+    h2d.install(module, ACTIVATION.patches)
+    assert module.send_to_device([1, 2], "cpu") == [(1, "cpu"), (2, "cpu")]
+    assert phases(recording.files) == []
+    assert module.send_to_device([1, 2], device="cuda:0") == [(1, "cuda:0"), (2, "cuda:0")]
+    assert phases(recording.files) == ["H2D"]
+
+
 def test_a_forked_child_writes_nothing_into_its_parents_files(recording: Recorder) -> None:
     recording.begin_optimizer(1)
     recording.end_optimizer(1)
