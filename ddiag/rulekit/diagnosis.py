@@ -18,6 +18,8 @@ from ddiag.rulekit.rule import LoadedRule
 from ddiag.rulekit.runner import run_rules
 
 SCHEMA_VERSION = 1
+PLAIN_WORD = re.compile(r"[a-z]+(-[a-z]+)*(?=[ ,;]|: |$)")
+"""A first word that may take a capital; names of operators and options keep their spelling."""
 FEWEST_STEPS = 2
 """Fewer steady steps show a problem, but not that there is none."""
 LEAST_COMPUTE = 0.5
@@ -187,7 +189,9 @@ def headline(finding: Finding) -> str:
         title = title[: named.end()] + who.removeprefix(names) + title[named.end() :]
     elif names and not named:
         title = f"{who}: {title}"
-    return f"{title[:1].upper()}{title[1:]}{_cost_words(finding)}; {finding.confidence.value} confidence."
+    if PLAIN_WORD.match(title):
+        title = f"{title[:1].upper()}{title[1:]}"
+    return f"{title}{_cost_words(finding)}; {finding.confidence.value} confidence."
 
 
 def culprit_words(culprits: Culprits) -> str:
@@ -249,7 +253,8 @@ def _too_little(signals: Signals, checked: int) -> str:
     if comm is not None and budget.step_ms > 0 and comm.unseen_ms >= MOST_UNSEEN * budget.step_ms:
         return (
             f"{comm.unseen_ms / budget.step_ms:.0%} of the step is exposed communication with ranks whose traces are "
-            "missing; only with all ranks of a group can waiting for one of them be told from a slow transfer"
+            "missing or incomplete; only with all ranks of a group can waiting for one of them be told from a slow "
+            "transfer"
         )
     if budget.n_steps < FEWEST_STEPS:
         if budget.source == "window":

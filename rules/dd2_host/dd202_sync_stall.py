@@ -74,10 +74,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     worst = _worst_call(sync.table, stalled)
     everybody = set(stalled) == set(facts.ranks)
     place = f" at {worst['where']}" if worst["where"] else ""
-    others = f" (and {worst['others']:.0f} other blocking calls)" if worst["others"] >= 0.5 else ""
+    others = f" (and {worst['others']:.0f} other calls)" if worst["others"] >= 0.5 else ""
     yield Finding(
-        title=f"{worst['op']}{place} blocks the host {_times(worst['count'])}{others}: the device idles "
-        f"{stall_ms:.1f} ms ({share:.0%} of the step)",
+        title=f"{worst['op']}{place} lets the device run dry {_times(worst['count'])}{others}: "
+        f"{stall_ms:.1f} ms idle per step ({share:.0%})",
         severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(stalled), where=worst["where"] or worst["op"]),
@@ -85,7 +85,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("idle after blocking calls", round(stall_ms, 3), "ms/step", round(floor, 3), over_steps(budget)),
             Evidence("idle after blocking calls", round(share, 4), "of step", limits.stall_share, "worst rank"),
             Evidence("of it after the worst call", round(worst["stall_ms"], 3), "ms/step", None, str(worst["op"])),
-            Evidence("blocking calls", round(worst["count"] + worst["others"], 1), "per step", None, "mean over ranks"),
+            Evidence(
+                "calls that stalled it", round(worst["count"] + worst["others"], 1), "per step", None, "mean over ranks"
+            ),
             Evidence("host blocked", round(worst["wait_ms"], 3), "ms/step", None, f"in {worst['op']}, mean over ranks"),
             Evidence("ranks stalled", len(stalled), f"of {len(per_rank)}", None, name_ranks(stalled)),
         ),
@@ -101,7 +103,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
 
 
 def _times(count: float) -> str:
-    return "once per step" if 0.95 <= count <= 1.05 else f"{count:.3g} times per step"
+    if count < 0.95:
+        return f"in {count:.0%} of steps"
+    return "once per step" if count <= 1.05 else f"{count:.3g} times per step"
 
 
 def _worst_call(table: pl.DataFrame, ranks: list[int]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ def calls(*rows: tuple[int, str, float, float]) -> pl.DataFrame:
 
 def test_fires_with_the_call_its_place_and_the_idle_time() -> None:
     found = the_finding("DD202", sync_points=ITEM)
-    assert found.title.startswith("aten::item at train.py(88): log_loss blocks the host 12 times per step")
-    assert "30.0 ms (15% of the step)" in found.title
+    assert found.title.startswith("aten::item at train.py(88): log_loss lets the device run dry 12 times per step")
+    assert "30.0 ms idle per step (15%)" in found.title
     assert found.severity is Severity.WARNING
     assert found.culprits.where == "train.py(88): log_loss"
     assert found.culprits.ranks == ()
@@ -26,7 +26,12 @@ def test_fires_with_the_call_its_place_and_the_idle_time() -> None:
 
 
 def test_a_single_call_is_told_in_words() -> None:
-    assert "blocks the host once per step" in the_finding("DD202", sync_points={**ITEM, "count_per_step": 1.0}).title
+    rare = {**ITEM, "count_per_step": 0.83}
+    assert "run dry in 83% of steps" in the_finding("DD202", sync_points=rare).title
+    assert (
+        "lets the device run dry once per step"
+        in the_finding("DD202", sync_points={**ITEM, "count_per_step": 1.0}).title
+    )
 
 
 def test_blocking_that_leaves_no_idle_device_is_quiet() -> None:
@@ -44,7 +49,7 @@ def test_a_large_share_of_a_tiny_step_is_noise() -> None:
 def test_the_worst_call_leads_and_the_others_are_counted() -> None:
     table = calls((0, "aten::nonzero", 4.0, 8.0), (0, "aten::item", 2.0, 22.0), (1, "aten::item", 2.0, 22.0))
     found = the_finding("DD202", job_facts={"ranks": (0, 1)}, sync_points={"table": table, "stall_ms": 30.0})
-    assert found.title.startswith("aten::item blocks the host 2 times per step (and 2 other blocking calls)")
+    assert found.title.startswith("aten::item lets the device run dry 2 times per step (and 2 other calls)")
     assert found.cost.ms_per_step == 30.0
     assert evidence(found, "of it after the worst call").value == 22.0
 

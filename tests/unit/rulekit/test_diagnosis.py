@@ -128,3 +128,7 @@ def test_the_worst_of_none_is_none() -> None:
 
 def test_low_confidence_is_said() -> None:
     assert headline(finding(confidence=Confidence.LOW)).endswith("; low confidence.")
+
+
+def test_a_name_keeps_its_spelling_at_the_start_of_the_headline() -> None:
+    assert concluded(finding(title="aten::item lets the device run dry", ms=50.0)).verdict.headline.startswith("aten::")
