@@ -128,15 +128,23 @@ def step_marks(spans: pl.DataFrame) -> tuple[pl.DataFrame, str]:
         train = counts.filter(pl.col("base").str.to_lowercase().str.contains("train"))
         chosen = (train if train.height else counts).sort("len", "end_ns", descending=True)["base"][0]
         return _columns(marks.filter(base == chosen), pl.col("step_num")), ""
+    return _function_calls(spans)
+
+
+def _function_calls(spans: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Calls of the function that took most time, each up to the next one: between them the loop gets its next batch.
+
+    The last call has no end of this kind and is no step.
+    """
     calls = spans.filter(pl.col("name").str.contains(_FUNCTION.pattern))
-    if calls.is_empty():
-        return marks.clear().select(step="step_num", tid="tid", start_ns="start_ns", end_ns="end_ns"), ""
     counts = calls.group_by("name", "tid").agg(pl.len(), (pl.col("end_ns") - pl.col("start_ns")).sum().alias("time"))
-    best = counts.sort("time", "len", descending=True).row(0, named=True)
-    if best["len"] < 2:
-        return calls.clear().select(step="step_num", tid="tid", start_ns="start_ns", end_ns="end_ns"), ""
-    mine = calls.filter((pl.col("name") == best["name"]) & (pl.col("tid") == best["tid"])).sort("start_ns")
-    shown = str(best["name"]).partition(": ")[2]
+    repeated = counts.filter(pl.col("len") > 2).sort("time", "len", descending=True)
+    if repeated.is_empty():
+        return _columns(calls.clear(), pl.col("step_num")), ""
+    name, tid = repeated["name"][0], repeated["tid"][0]
+    mine = calls.filter((pl.col("name") == name) & (pl.col("tid") == tid)).sort("start_ns")
+    mine = mine.with_columns(pl.col("start_ns").shift(-1).alias("end_ns")).drop_nulls("end_ns")
+    shown = str(name).partition(": ")[2]
     note = f"no step marks (tf.profiler.experimental.Trace): each call of {shown} is taken as a step"
     return _columns(mine, pl.int_range(pl.len(), dtype=pl.Int64)), note
 

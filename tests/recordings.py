@@ -1,0 +1,160 @@
+"""Run folders written by the recorder's own writers (no torch), with times that a test chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddiag.capture.names import Facts, Names
+from ddiag.capture.ring import RingWriter
+from ddiag.capture.steps import StepWriter
+from ddiag.schema import steps as layout
+from ddiag.schema.folder import Manifest, ProcessFiles, process_files, write_manifest
+from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Op, Phase, State
+from ddiag.schema.ring import NO_DTYPE, NO_NAME, RingHeader
+
+MS = 1_000_000
+WALL_NS = 1_700_000_000_000_000_000
+MONO_NS = 5_000_000_000_000
+TID = 4242
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One rank of a healthy DDP job: a step of 100 ms with two buckets of 8 MiB."""
+
+    rank: int = 0
+    world: int = 2
+    steps: int = 12
+    attempt: int = 0
+    pid: int = 100
+    capacity: int = 1024
+    input_ms: float = 2.0
+    late_ms: float = 0.0
+    """How much later this rank issues its buckets than its peers, for want of input."""
+    peer_late_ms: float = 0.0
+    """How long this rank waits for a late peer in its first bucket."""
+    buckets: int = 2
+    bucket_bytes: int = 8 << 20
+    mono_ns: int = MONO_NS
+    wall_ns: int = WALL_NS
+    rss_growth_bytes: int = 0
+    closed: bool = True
+    save_every: int = 0
+    save_ms: float = 300.0
+
+
+def write_run(folder: Path, *plans: Plan, ended: bool = True) -> Path:
+    """A run folder with a manifest and one process per plan."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end = WALL_NS + 10**10 if ended else None
+    write_manifest(
+        folder, Manifest("0.1", "job", ("python", "train.py"), "torchrun", WALL_NS, "node0", 1, end_wall_ns=end)
+    )
+    for plan in plans:
+        write_process(folder, plan)
+    return folder
+
+
+def files_of(folder: Path, plan: Plan) -> ProcessFiles:
+    return process_files(folder, attempt=plan.attempt, rank=plan.rank, pid=plan.pid + plan.rank)
+
+
+def write_process(folder: Path, plan: Plan) -> ProcessFiles:
+    files = files_of(folder, plan)
+    files.folder.mkdir(parents=True, exist_ok=True)
+    writer = Writer(files, plan)
+    for step in range(plan.steps):
+        writer.step(step)
+    if plan.closed:
+        writer.ring.close(writer.now)
+    return files
+
+
+class Writer:
+    """Writes one process step by step."""
+
+    def __init__(self, files: ProcessFiles, plan: Plan) -> None:
+        self.plan, self.now = plan, plan.mono_ns + MS
+        header = RingHeader(
+            FORMAT_VERSION, plan.capacity, files.pid, plan.rank, plan.world, plan.rank, plan.attempt, 7, plan.wall_ns,
+            plan.mono_ns, TID,
+        )  # fmt: skip
+        self.ring = RingWriter.create(files.ring, header)
+        who = {"pid": files.pid, "rank": plan.rank, "attempt": plan.attempt}
+        summaries = layout.pack_header(**who, wall_ns=plan.wall_ns, mono_ns=plan.mono_ns)
+        self.summaries = StepWriter(files.steps, summaries, self.ring.count_dropped)
+        self.names = Names(files.names, self.ring)
+        self.facts = Facts(files.facts, self.ring)
+        self.group, self.dtype = self.names.id("0"), self.names.dtype("float32")
+        ranks = list(range(plan.world))
+        self.facts.write(
+            "group", id=self.group, name="0", desc="default_pg", backend="gloo", size=plan.world, ranks=ranks
+        )
+        self.facts.write("process", torch="2.13.0", argv=["train.py"])
+
+    def step(self, number: int) -> None:
+        plan, begin = self.plan, self.now
+        spent = [0] * 16
+        self._phase(number, Phase.INPUT, plan.input_ms + plan.late_ms, spent)
+        self._phase(number, Phase.FORWARD, 28.0, spent)
+        backward = self._begin_phase(number, Phase.BACKWARD)
+        began, self.now = self.now, self.now + 10 * MS
+        for bucket in range(plan.buckets):
+            self._bucket(number, bucket, wait_ms=plan.peer_late_ms if bucket == 0 else 0.0)
+            self.now += 15 * MS
+        self.now = max(self.now + 10 * MS, begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms) * MS))
+        spent[Phase.BACKWARD] = self.now - began
+        self.ring.complete(backward, self.now)
+        self._phase(number, Phase.OPTIMIZER, 8.0, spent)
+        if plan.save_every and number % plan.save_every == 0:
+            self._phase(number, Phase.CHECKPOINT, plan.save_ms, spent)
+        self._summary(number, begin, spent)
+
+    def _begin_phase(self, step: int, phase: Phase) -> int:
+        return self.ring.begin(
+            Kind.PHASE, phase, 0, NO_NAME, NO_NAME, step, phase, NO_DTYPE, -1, -1, self.now, self.now, 0, 0, 0, TID,
+            0.0, State.OPEN, 0,
+        )  # fmt: skip
+
+    def _phase(self, step: int, phase: Phase, length_ms: float, spent: list[int]) -> None:
+        token = self._begin_phase(step, phase)
+        self.now += int(length_ms * MS)
+        spent[phase] += int(length_ms * MS)
+        self.ring.complete(token, self.now)
+
+    def _bucket(self, step: int, bucket: int, *, wait_ms: float) -> None:
+        size = self.plan.bucket_bytes
+        token = self.ring.begin(
+            Kind.COLLECTIVE, Op.ALL_REDUCE, Flag.ASYNC | Flag.FROM_NATIVE, self.group,
+            self.names.id(f"ddp0/bucket{bucket}"), step, Phase.BACKWARD, self.dtype, -1,
+            step * self.plan.buckets + bucket, self.now, self.now, 0, size, size, TID, 0.0, State.OPEN, 0,
+        )  # fmt: skip
+        self.ring.complete(token, self.now + int((6.0 + wait_ms) * MS))
+
+    def _summary(self, step: int, begin: int, spent: list[int]) -> None:
+        offset = self.plan.wall_ns - self.plan.mono_ns
+        record = _record(
+            step,
+            begin,
+            self.now,
+            offset,
+            spent,
+            rss=(400 << 20) + step * self.plan.rss_growth_bytes,
+            head=self.ring.head,
+        )
+        self.summaries.append(record)
+
+
+def _record(
+    step: int, begin: int, end: int, offset: int, spent: list[int], *, rss: int, head: int
+) -> layout.StepRecord:
+    return layout.empty(step)._replace(
+        start_ns=begin, end_ns=end, wall_end_ns=end + offset, phase_ns=tuple(spent), micro_steps=1, rss_bytes=rss,
+        rss_peak_bytes=rss, ring_head=head, loader_workers=2, loader_queue=3,
+        flags=4 if spent[Phase.CHECKPOINT] else 0,
+    )  # fmt: skip
+
+
+def healthy(ranks: int = 2, **changes: object) -> tuple[Plan, ...]:
+    return tuple(replace(Plan(rank=rank, world=ranks), **changes) for rank in range(ranks))  # type: ignore[arg-type]
