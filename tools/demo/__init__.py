@@ -1,1 +1,1 @@
-"""The demo behind ``make demo``: a real two-rank training with a planted bottleneck, profiled and diagnosed."""
+"""The demo behind ``make demo``: a real two-rank training with a planted bottleneck, recorded and diagnosed."""

@@ -1,4 +1,4 @@
-"""Profile a real two-rank training with a planted bottleneck, then diagnose it: what ``make demo`` runs."""
+"""Record a real two-rank training with a planted bottleneck, then diagnose it: what ``make demo`` runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 RANKS = 2
+NAME = "demo"
 TRAINING_LIMIT_SECONDS = 300
 
 
@@ -21,13 +22,14 @@ def main() -> int:
     options = parser.parse_args()
 
     _clear(options.out)
-    print(f"Training on {RANKS} ranks (gloo, CPU) with torch.profiler …", flush=True)
+    print(f"$ ddiag run -- torchrun --nproc-per-node {RANKS} train.py --workers {options.workers}", flush=True)
     started = time.monotonic()
-    if not _train(options.out, options.workers):
+    run = _record(options.out, options.workers)
+    if run is None:
         return 1
-    print(f"Done in {time.monotonic() - started:.0f} s. Now the diagnosis:\n", flush=True)
-    report = options.out / "ddiag-report.html"
-    code = subprocess.call([sys.executable, "-m", "ddiag", "analyze", str(options.out), "--html", str(report)])
+    print(f"Trained and recorded in {time.monotonic() - started:.0f} s. Now the diagnosis:\n", flush=True)
+    report = run / "report.html"
+    code = subprocess.call([sys.executable, "-m", "ddiag", "analyze", str(run), "--html", str(report)])
     if code == 0 and not options.workers:
         print("\nApply the fix and look again:  .venv/bin/python -m tools.demo --workers 2")
     if code == 0:
@@ -36,32 +38,34 @@ def main() -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Start from an empty folder, touching only what an earlier demo left there."""
+    """Start without what an earlier demo left there, touching nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("rank*.pt.trace.json.gz", "ddiag-report.html"):
-        for path in folder.glob(pattern):
-            path.unlink()
+    for manifest in folder.glob(f"{NAME}-*/run.json"):
+        shutil.rmtree(manifest.parent)
 
 
-def _train(out: Path, workers: int) -> bool:
-    """Run the training; show what it printed only when it failed."""
+def _record(out: Path, workers: int) -> Path | None:
+    """Run the training under ``ddiag run``; its run folder, or None when it failed (its output is shown then)."""
     command = [
+        *(sys.executable, "-m", "ddiag", "run", "--no-report", "--out", str(out), "--name", NAME, "--"),
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
-        *("-m", "tools.demo.train", "--out", str(out.resolve()), "--workers", str(workers)),
+        *("-m", "tools.demo.train", "--workers", str(workers)),
     ]
     # One computing thread per rank: two ranks then fit on two cores.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "5"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=TRAINING_LIMIT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         print(f"The training did not end within {TRAINING_LIMIT_SECONDS} s.", file=sys.stderr)
-        return False
-    if done.returncode:
+        return None
+    found = [manifest.parent for manifest in out.glob(f"{NAME}-*/run.json")]
+    if done.returncode or not found:
         print(done.stdout + done.stderr, file=sys.stderr)
         print("The training failed; its output is above.", file=sys.stderr)
-    return done.returncode == 0
+        return None
+    return found[0]
 
 
 def _open(report: Path) -> None:
