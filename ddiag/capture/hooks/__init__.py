@@ -32,6 +32,7 @@ WATCHED: tuple[tuple[str, str], ...] = (
     ("deepspeed.runtime.swap_tensor.partitioned_param_swapper", "zero"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "forward"),
     ("torch.distributed.fsdp._fully_shard._fsdp_state", "forward"),
+    ("torch.distributed._composable.fsdp._fsdp_state", "forward"),  # torch 2.4 and 2.5
     ("torch.nn.utils.clip_grad", "clip"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "clip"),
     ("torch.amp.grad_scaler", "amp"),

@@ -26,7 +26,7 @@ def install(module: ModuleType, patches: Patches) -> None:
         if owner is not None and owner.__module__ == module.__name__:
             patches.replace(owner, "forward", partial(around, name=f"{name}.forward", before=_before, after=leave))
     state = vars(module).get("FSDPState")
-    if state is not None:
+    if state is not None and state.__module__ == module.__name__:
         patches.replace(
             state, "_pre_forward", partial(around, name="FSDP2.forward", before=_state_before, after=_nothing)
         )

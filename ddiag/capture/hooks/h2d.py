@@ -1,7 +1,7 @@
 """Batches sent to the device by Lightning, accelerate and the Trainer, each through one function.
 
-A plain ``batch.to(device)`` is not seen: standing in for ``Tensor.to`` would touch every conversion there is. Scripts can
-say ``with recording.phase("h2d")``.
+A plain ``batch.to(device)`` is not seen: standing in for ``Tensor.to`` would touch every conversion there is. Scripts
+can say ``with recording.phase("h2d")``.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_logging_to_a_summary_writer_is_seen(recording: Recorder, monkeypatch: p
 def test_batches_sent_to_a_device_are_seen_and_to_the_cpu_are_not(recording: Recorder) -> None:
     module = types.ModuleType("accelerate.utils.operations")
 
-    def send_to_device(data: Any, device: Any, non_blocking: bool = False) -> Any:
+    def send_to_device(data: Any, device: Any, **_options: Any) -> Any:
         return [module.send_to_device(one, device) for one in data] if isinstance(data, list) else (data, device)
 
     module.send_to_device = send_to_device  # type: ignore[attr-defined]
@@ -309,7 +309,8 @@ def _everything_torch_has() -> dict[str, Any]:
         module = sys.modules.get(name)
         for key, value in vars(module).items() if module is not None else ():
             found[f"{name}.{key}"] = value
-            if isinstance(value, type) and getattr(value, "__module__", "").startswith("torch"):
+            # type(): torch.distributed.reduce_op warns when anybody so much as asks for its class.
+            if issubclass(type(value), type) and value.__module__.startswith("torch"):
                 found |= {f"{name}.{key}.{one}": inner for one, inner in vars(value).items() if one not in COUNTERS}
     optimizer = sys.modules["torch.optim.optimizer"]
     found["hooks"] = (dict(optimizer._global_optimizer_pre_hooks), dict(optimizer._global_optimizer_post_hooks))
