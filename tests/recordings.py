@@ -33,7 +33,7 @@ class Plan:
     late_ms: float = 0.0
     """How much later this rank issues its buckets than its peers, for want of input."""
     peer_late_ms: float = 0.0
-    """How long this rank waits for a late peer in its first bucket."""
+    """How much later than this rank a late peer issues its buckets."""
     buckets: int = 2
     bucket_bytes: int = 8 << 20
     mono_ns: int = MONO_NS
@@ -101,7 +101,7 @@ class Writer:
         backward = self._begin_phase(number, Phase.BACKWARD)
         began, self.now = self.now, self.now + 10 * MS
         for bucket in range(plan.buckets):
-            self._bucket(number, bucket, wait_ms=plan.peer_late_ms if bucket == 0 else 0.0)
+            self._bucket(number, bucket, wait_ms=plan.peer_late_ms)
             self.now += 15 * MS
         self.now = max(self.now + 10 * MS, begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms) * MS))
         spent[Phase.BACKWARD] = self.now - began

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 BATCH = 32
 
 
-class Samples(Dataset[torch.Tensor]):
+class Samples(Dataset[torch.Tensor]):  # type: ignore[misc]
     """Random rows; the first of each batch takes *slow_ms*."""
 
     def __init__(self, width: int, slow_ms: float) -> None:

@@ -22,6 +22,6 @@ def served(run: Run) -> pl.DataFrame:
     queued = (pl.col("source") == "host") & pl.col("end_ns").is_not_null() & ~pl.col("op").is_in(_DIRECT)
     mine = calls.filter(queued).sort("rank", "group", "end_ns", maintain_order=True)
     before = pl.col("end_ns").shift(1).over("rank", "group")
-    mine = mine.with_columns(start_ns=pl.max_horizontal("start_ns", pl.min_horizontal(before, "end_ns")))
+    mine = mine.with_columns(start_ns=pl.max_horizontal("start_ns", before))
     rest = calls.filter(~queued.fill_null(value=False))
     return pl.concat([mine, rest]).sort("rank", "enqueue_ns", maintain_order=True)
