@@ -38,7 +38,6 @@ class Taken(NamedTuple):
     """A collective that was begun."""
 
     token: int
-    group: int
     on_host: bool
 
 
@@ -153,13 +152,13 @@ class DispatchTier:
         dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
         seq = self._seq(group, number, op)
         token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        return Taken(token, number, host)
+        return Taken(token, host)
 
     def _finish(self, active: Recorder, name: str, taken: Taken, result: Any) -> None:
         boxed = result[-1] if isinstance(result, (list, tuple)) else result
         work = None if boxed is None else self._distributed.Work.unbox(boxed)
         if taken.on_host:
-            follow(active, taken.token, work, name, taken.group)
+            follow(active, taken.token, work, name)
         else:
             active.issued(taken.token)
 

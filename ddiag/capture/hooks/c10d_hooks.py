@@ -109,7 +109,7 @@ class HooksTier:
         token, followed, op = issuing
         if followed:
             self._followed += 1
-            follow(active, token, call.work, op, group.number)
+            follow(active, token, call.work, op)
         else:
             active.issued(token)
         self._cost_ns += now_ns() - began

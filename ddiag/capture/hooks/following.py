@@ -33,7 +33,7 @@ _no_future: set[object] = set()
 """Operations whose Work offers no future: torch raises, which is dear, so it is asked once."""
 
 
-def follow(active: Recorder, token: int, work: Any, operation: object, group: int) -> None:
+def follow(active: Recorder, token: int, work: Any, operation: object) -> None:
     """The call has returned *work* (of a host backend): record when it is over."""
     active.issued(token)
     if work is None:
@@ -48,7 +48,7 @@ def follow(active: Recorder, token: int, work: Any, operation: object, group: in
             waits.forget(active)
             future.add_done_callback(partial(_done, active, token))
             return
-    waits.ends_when_waited(active, token, group)
+    waits.ends_when_waited(active, token)
 
 
 def _over(active: Recorder, token: int, future: Any) -> None:

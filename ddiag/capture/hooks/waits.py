@@ -5,43 +5,43 @@ C++ that waits (DDP's reducer at the end of backward) is not seen here.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ddiag.capture import recorder
+from ddiag.capture import door, recorder
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import around
+from ddiag.capture.door import guarded
 from ddiag.capture.patches import Patches
-from ddiag.schema.phases import Flag, Kind, Op
+from ddiag.schema.phases import Flag
 
+SHORTEST_NS = 20_000
+"""A shorter wait is none: the collective was over."""
 native_waited: Callable[[Any, int, bool], None] | None = None
-"""The native kernel's ``waited(work, wait_ns, ok)``, while it runs."""
+"""The native kernel's ``waited(work, began_ns, ok)``, which does all of this, while it runs."""
 
-_COLLECTIVE, _WAIT, _END_IS_WAIT = int(Kind.COLLECTIVE), int(Op.WAIT), int(Flag.END_IS_WAIT)
-_END_UNKNOWN = int(Flag.END_UNKNOWN)
+_END_IS_WAIT, _END_UNKNOWN = int(Flag.END_IS_WAIT), int(Flag.END_UNKNOWN)
 
 
 class _Issued(threading.local):
     """The calling thread's last collective, when its end can only be seen by waiting for it."""
 
     token = -1
-    group = -1
 
 
 _issued = _Issued()
 
 
 def install(module: ModuleType, patches: Patches) -> None:
-    patches.replace(module.Work, "wait", lambda original: around(original, "wait", _before, _after))
+    patches.replace(module.Work, "wait", _observed)
 
 
-def ends_when_waited(active: recorder.Recorder, token: int, group: int) -> None:
+def ends_when_waited(active: recorder.Recorder, token: int) -> None:
     """*token* was just issued by this thread and has no future."""
     forget(active)
     _issued.token = token
-    _issued.group = group
 
 
 def forget(active: recorder.Recorder) -> None:
@@ -51,23 +51,35 @@ def forget(active: recorder.Recorder) -> None:
         active.ring.add_flags(token, _END_UNKNOWN)
 
 
-def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[recorder.Recorder, Any, int, int, int] | None:
-    active = recorder.current
-    if active is None:
-        return None
-    issued, _issued.token = _issued.token, -1
-    return active, args[0], issued, active.begin_span(_COLLECTIVE, _WAIT, -1, _issued.group), now_ns()
+def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``door.around`` by hand: a wait happens as often as a collective, and must cost as little."""
+    finish = guarded("Work.wait", _finish)
+
+    @functools.wraps(original)
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        active = recorder.current
+        if active is None or door.compiling():
+            return original(work, *args, **kwargs)
+        began = now_ns()
+        try:
+            result = original(work, *args, **kwargs)
+        except BaseException:
+            finish(active, work, began, False)
+            raise
+        finish(active, work, began, result is not False)
+        return result
+
+    return wait
 
 
-def _after(token: tuple[recorder.Recorder, Any, int, int, int], result: Any, failed: bool) -> None:
-    active, work, issued, span, began = token
-    ok = not failed and result is not False
-    active.complete(span, ok)
-    took = now_ns() - began
-    training = active.on_training_thread()
-    if issued >= 0:
-        active.complete(issued, ok, flags=_END_IS_WAIT)
+def _finish(active: recorder.Recorder, work: Any, began: int, ok: bool) -> None:
     if native_waited is not None:
-        native_waited(work, took if training else 0, ok)
-    elif training:
-        active.waited(took)
+        native_waited(work, began, ok)
+        return
+    ended = now_ns()
+    issued = _issued.token
+    if issued >= 0:
+        _issued.token = -1
+        active.complete(issued, ok, flags=_END_IS_WAIT)
+    if ended - began >= SHORTEST_NS:
+        active.waited_for(began, ended, ok=ok)

@@ -405,17 +405,13 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   }
 }
 
-// The host waits for a functional collective: `_c10d_functional::wait_tensor`.
-void wait_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  Ring* ring = active.load(std::memory_order_acquire);
-  if (ring == nullptr) {
-    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-    return;
-  }
+constexpr int64_t kShortestWait = 20'000;  // waits.SHORTEST_NS
+
+Record wait_record(Ring* ring) {
   Record record{};
   record.kind = kCollective;
   record.op = kWait;
-  record.flags = kNativeFlag | own_flags;
+  record.flags = own_flags;
   record.group = record.peer = -1;
   record.label = own_label;
   record.dtype = kNoDtype;
@@ -424,6 +420,18 @@ void wait_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   record.phase = static_cast<uint16_t>(ring->live[kLivePhase]);
   record.micro_step = static_cast<uint32_t>(ring->live[kLiveMicroStep]);
   record.thread = tid();
+  return record;
+}
+
+// The host waits for a functional collective: `_c10d_functional::wait_tensor`.
+void wait_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  Ring* ring = active.load(std::memory_order_acquire);
+  if (ring == nullptr) {
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+    return;
+  }
+  Record record = wait_record(ring);
+  record.flags |= kNativeFlag;
   record.state = kOpen;
   record.enqueue_ns = record.start_ns = now_ns();
   const uint64_t token = begin(ring, record);
@@ -528,9 +536,19 @@ void rewind_buckets(const c10d::ProcessGroup& group, size_t reducer) {
   if (reducer < reducers.size()) reducers[reducer].next = 0;
 }
 
-// Python waited for *work* until now, *wait_ns* long.
-void waited(const c10d::Work& work, int64_t wait_ns, bool ok) {
-  total_wait_ns.fetch_add(wait_ns, std::memory_order_relaxed);
+// Python has waited for *work* since *began_ns*.
+void waited(const c10d::Work& work, int64_t began_ns, bool ok) {
+  Ring* ring = active.load(std::memory_order_acquire);
+  if (ring == nullptr) return;
+  const int64_t now = now_ns();
+  if (now - began_ns >= kShortestWait) {
+    Record record = wait_record(ring);
+    record.enqueue_ns = record.start_ns = began_ns;
+    record.end_ns = now;
+    record.state = ok ? kDone : kFailed;
+    begin(ring, record);
+    if (record.thread == ring->training_thread) total_wait_ns.fetch_add(now - began_ns, std::memory_order_relaxed);
+  }
   if (waited_count.load(std::memory_order_relaxed) == 0) return;
   uint64_t token = 0;
   {
@@ -541,8 +559,7 @@ void waited(const c10d::Work& work, int64_t wait_ns, bool ok) {
     waited_works.erase(found);
     waited_count.store(waited_works.size(), std::memory_order_relaxed);
   }
-  Ring* ring = active.load(std::memory_order_acquire);
-  if (ring != nullptr) complete(ring, token, ok, kEndIsWait);
+  complete(ring, token, ok, kEndIsWait);
 }
 
 std::tuple<int64_t, int64_t, int64_t> totals() { return {total_count.load(), total_bytes.load(), total_wait_ns.load()}; }
