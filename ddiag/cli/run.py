@@ -66,14 +66,15 @@ def run(
     from ddiag.schema.profile import MAX_STEPS
     from ddiag.supervise.job import CannotStartError
     from ddiag.supervise.signals import die_of
-    from ddiag.supervise.supervisor import RunOptions, supervise
-    from ddiag.supervise.upload import check_url, is_url
+    from ddiag.supervise.supervisor import RunOptions, is_url, supervise
 
     if profile_steps is not None and profile_steps[1] - profile_steps[0] >= MAX_STEPS:
         raise click.BadParameter(
             f"at most {MAX_STEPS} steps can be profiled at once", ctx, param_hint="--profile-steps"
         )
     if is_url(out):
+        from ddiag.supervise.upload import check_url
+
         check_url(out)
     options = RunOptions(
         out=out,

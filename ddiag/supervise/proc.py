@@ -29,3 +29,9 @@ def number(path: str | Path) -> int | None:
     """The whole file as a number."""
     text = read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat, which tells a process from a later one with its pid; 0 when it cannot be read."""
+    words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(words[19]) if len(words) > 19 else 0

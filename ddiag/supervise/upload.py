@@ -15,10 +15,6 @@ _LOG = "upload.log"
 _COPY = "from ddiag.supervise.upload import copy; copy(*sys.argv[1:])"
 
 
-def is_url(out: str) -> bool:
-    return "://" in out
-
-
 def upload(run: Path, url: str, limits: Limits) -> str:
     """Copy *run* below *url*; why it failed, empty when it did not."""
     return run_aside(_COPY, [str(run), url], run / _LOG, limits)

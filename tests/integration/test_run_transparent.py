@@ -48,6 +48,9 @@ def test_outputs_and_exit_code_are_the_jobs_own(job: str, tmp_path: Path) -> Non
     bare = run(command, given=given, cwd=tmp_path)
     ours = run([*recorded(tmp_path / "runs", "--no-report"), *command], given=given, cwd=tmp_path)
     assert outcome(ours) == outcome(bare)
+    folder = only_run(tmp_path / "runs")
+    assert not (folder / "errors.jsonl").exists()
+    assert {"run.json", "env.json"} <= {path.name for path in folder.iterdir()}
 
 
 def test_quiet_adds_not_a_byte(tmp_path: Path) -> None:
