@@ -9,6 +9,7 @@ Never ``torch.library.get_kernel(…).call_boxed``: it keeps the GIL, and deadlo
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
 from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, places, size
+from ddiag.capture.hooks.device_times import Begun, wanted
 from ddiag.capture.hooks.following import follow
 from ddiag.capture.hooks.groups import group_id
 from ddiag.capture.hooks.labels import context, label_of
@@ -39,6 +41,8 @@ class Taken(NamedTuple):
 
     token: int
     on_host: bool
+    begun: Begun | None
+    """On a device."""
 
 
 class DispatchTier:
@@ -47,6 +51,7 @@ class DispatchTier:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._distributed = torch._C._distributed_c10d
+        self._device = wanted(os.environ, torch)
         self._after = torch._C._after_ADInplaceOrView_keyset
         self._library: Any = None
         self._kernels: dict[str, Callable[..., Any]] = {}
@@ -87,6 +92,8 @@ class DispatchTier:
         active = self.active
         if active is None or active is not recorder.current:
             return
+        if self._device is not None:
+            self._device.resolve(active)
         now, looked = now_ns(), self.looking
         cost = self._own_ns + self._calls * DISPATCH_NS if looked else None
         self._share.step_ended(now - totals.start_ns, cost)
@@ -145,14 +152,15 @@ class DispatchTier:
         if not 0 <= where.asynchronous < len(args) or args[where.asynchronous]:
             flags |= _ASYNC
         host = tensor is None or tensor.device.type == "cpu"
-        if not host:
+        begun = None if host or self._device is None else self._device.begin()
+        if not host and begun is None:
             flags |= _END_UNKNOWN
         label = label_of(op, number, active.current_phase, bytes_in)
         peer = args[where.peer] if where.peer >= 0 else -1
         dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
         seq = self._seq(group, number, op)
         token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        return Taken(token, host)
+        return Taken(token, host, begun)
 
     def _finish(self, active: Recorder, name: str, taken: Taken, result: Any) -> None:
         boxed = result[-1] if isinstance(result, (list, tuple)) else result
@@ -161,6 +169,8 @@ class DispatchTier:
             follow(active, taken.token, work, name)
         else:
             active.issued(taken.token)
+            if taken.begun is not None and self._device is not None:
+                self._device.follow(taken.token, taken.begun, work)
 
     def _seq(self, group: Any, number: int, op: int) -> int:
         """Torch's own count of the group's collectives, which goes on while nobody looks; -1 where it has none.

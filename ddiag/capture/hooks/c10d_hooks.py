@@ -6,14 +6,17 @@ training thread wants it.
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
 from ddiag.capture.hooks.c10d_ops import first, size
+from ddiag.capture.hooks.device_times import Begun, wanted
 from ddiag.capture.hooks.following import Sequence, follow
 from ddiag.capture.hooks.labels import context, label_of
 from ddiag.capture.hooks.sampling import Share
@@ -46,11 +49,21 @@ _IN_PLACE = (int(Op.ALL_REDUCE), int(Op.BROADCAST), int(Op.REDUCE))
 _ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _SEND, _RECV)
 
 
+class Issuing(NamedTuple):
+    token: int
+    op: int
+    followed: bool
+    """Its end on the host is."""
+    begun: Begun | None
+    """On a device."""
+
+
 class HooksTier:
     """What all hooked groups share."""
 
     def __init__(self) -> None:
         self.active: Recorder | None = None
+        self._device = wanted(os.environ, sys.modules["torch"])
         self.following = True
         self._share = Share()
         self._cost_ns = 0
@@ -69,6 +82,8 @@ class HooksTier:
         active = self.active
         if active is None or active is not recorder.current:
             return
+        if self._device is not None:
+            self._device.resolve(active)
         followed = self._cost_ns + self._followed * FOLLOW_NS if self.following else None
         self._share.step_ended(now_ns() - totals.start_ns, followed)
         totals.own_ns += self._cost_ns + self._followed * FOLLOW_NS
@@ -88,7 +103,8 @@ class HooksTier:
         tensor = first(taken) if tensor is None else tensor
         host = tensor is None or tensor.device.type == "cpu"
         flags = context.flags | (_ASYNC if call.async_op else 0)
-        if not (host and self.following):
+        begun = self._device.begin() if self._device is not None and self.following and not host else None
+        if begun is None and not (host and self.following):
             flags |= _END_UNKNOWN
         bytes_in = 0 if op in (_BARRIER, _RECV) else size(given)
         bytes_out = 0 if op in (_BARRIER, _SEND) else size(taken or given if op in _IN_PLACE else taken)
@@ -97,7 +113,7 @@ class HooksTier:
         label = label_of(op, group.number, active.current_phase, bytes_in)
         seq = group.sequence.next(op, peer)
         token = active.begin_collective(op, group.number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        group.issuing[call.op_id] = (token, host and self.following, op)
+        group.issuing[call.op_id] = Issuing(token, op, host and self.following, begun)
         self._cost_ns += now_ns() - began
 
     def after(self, group: HookedGroup, call: Any) -> None:
@@ -106,12 +122,13 @@ class HooksTier:
         if issuing is None or active is None:
             return
         began = now_ns()
-        token, followed, op = issuing
-        if followed:
+        if issuing.followed:
             self._followed += 1
-            follow(active, token, call.work, op)
+            follow(active, issuing.token, call.work, issuing.op)
         else:
-            active.issued(token)
+            active.issued(issuing.token)
+            if issuing.begun is not None and self._device is not None:
+                self._device.follow(issuing.token, issuing.begun, call.work)
         self._cost_ns += now_ns() - began
 
     def _op(self, name: Any) -> int | None:
@@ -132,8 +149,8 @@ class HookedGroup:
     def __init__(self, number: int) -> None:
         self.number = number
         self.sequence = Sequence()
-        self.issuing: dict[int, tuple[int, bool, int]] = {}
-        """By torch's number of the operation: (token, its end is followed, op), between the two hooks."""
+        self.issuing: dict[int, Issuing] = {}
+        """By torch's number of the operation, between the two hooks."""
 
 
 _tier: HooksTier | None = None
