@@ -21,7 +21,7 @@ _LOADER = _any_of(
     r"nvidia/dali/plugin/\S+\(\d+\): __next__",
     r"webdataset/\S+\(\d+\): __iter__",
     r"prefetch\w*\.py\(\d+\): (?:next|__next__)$",
-    r"IteratorGetNext",
+    r"(?<!MultiDevice)IteratorGetNext",
     r"\[pl\]\[profile\]\S*train_dataloader_next",
     flags=re.IGNORECASE,
 )

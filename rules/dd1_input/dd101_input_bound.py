@@ -65,12 +65,13 @@ _TF_DATA_FIXES = (
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, wait = signals[JobFacts], signals[StepBudget], signals[InputWait]
     stalls = {row["rank"]: row["stall_ms"] for row in wait.per_rank.iter_rows(named=True)}
+    shares = {row["rank"]: row["stall_share"] for row in wait.per_rank.iter_rows(named=True)}
     floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     starved = sorted(rank for rank, stall in stalls.items() if stall >= floor)
     if not starved or _is_one_late_rank(starved, stalls, signals.get(LateRanks)):
         return
     stall_ms = median(stalls[rank] for rank in starved)
-    share = stall_ms / budget.step_ms
+    share = median(shares[rank] for rank in starved)
     everybody = len(starved) > limits.most_ranks * len(stalls)
     who = name_ranks(starved)
     if everybody and len(stalls) > 1:
@@ -80,7 +81,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(starved), where=wait.iterator or None),
-        evidence=_evidence(wait, budget, starved, stall_ms, limits),
+        evidence=_evidence(wait, budget, starved, (stall_ms, share), limits),
         fix=_TF_DATA_FIXES if "tensorflow" in facts.frameworks else _fixes(wait, signals.get(PythonOverhead)),
         verify="train 50 steps on one cached batch: the speed-up is what input costs; after the fix "
         f"`ddiag analyze NEW_TRACES` must show an input stall below {limits.stall_share:.0%} of the step",
@@ -99,8 +100,9 @@ def _is_one_late_rank(starved: list[int], stalls: dict[int, float], late: LateRa
 
 
 def _evidence(
-    wait: InputWait, budget: StepBudget, starved: list[int], stall_ms: float, limits: Limits
+    wait: InputWait, budget: StepBudget, starved: list[int], stall: tuple[float, float], limits: Limits
 ) -> tuple[Evidence, ...]:
+    stall_ms, share = stall
     worst = wait.per_rank.sort("stall_ms").row(-1, named=True)
     rows = [
         Evidence(
@@ -110,7 +112,7 @@ def _evidence(
             round(max(limits.stall_ms, limits.stall_share * budget.step_ms), 3),
             f"device idle inside the loader, {over_steps(budget)}, median of {name_ranks(starved)}",
         ),
-        Evidence("input stall", round(stall_ms / budget.step_ms, 4), "of step", limits.stall_share, "stall / step"),
+        Evidence("input stall", round(share, 4), "of step", limits.stall_share, "mean stall / mean step"),
         Evidence("time in the loader", round(wait.wait_ms, 3), "ms/step", None, "training thread, mean over ranks"),
         Evidence("step", round(budget.step_ms, 3), "ms", None, "median over ranks and steady steps"),
     ]
