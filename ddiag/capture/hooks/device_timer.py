@@ -73,6 +73,10 @@ class DeviceTimer:
         self._open.append(Timed(token, enqueue_ns, self._anchor, start, end))
         return True
 
+    def drop(self, start: Any) -> None:
+        """The collective of *start* will not be timed after all."""
+        self._free.append(start)
+
     def resolve(self, active: Recorder) -> int:
         """Write the times of what is over; how many there were. Later ones are not asked before the first is over."""
         done = 0

@@ -40,11 +40,12 @@ class DeviceTimes:
     def follow(self, token: int, begun: Begun, work: Any) -> None:
         """The call has returned *work*."""
         now, event = begun
-        if work is None:
-            return
         try:
-            future = work.get_future()
+            future = None if work is None else work.get_future()
         except RuntimeError:
+            future = None
+        if future is None:
+            self._timer.drop(event)
             return
         future.add_done_callback(guarded("device_times", lambda _future: self._timer.end(token, now, event)))
 
