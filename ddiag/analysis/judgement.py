@@ -30,13 +30,17 @@ MAX_P_VALUE = 0.05
 MIN_T = 5.0
 """Or: how many standard errors its share of the waiting per step lies above the fair share. With few steps and ranks,
 counting cannot show what the amounts do."""
-MIN_AVOIDABLE = 0.2
+MIN_AVOIDABLE = 0.5
 """Share of the waiting a rank causes that would vanish if it alone came with the second-latest; below, others are
-nearly as late and the rank is not the one to name."""
+nearly as late and the rank is not the only one to name."""
+MIN_AVOIDABLE_ONCE = 0.2
+"""The same with too few steps to see who is late together."""
 MIN_WAIT_SHARE = 0.01
 """Waiting / step that a rank must cause for it to be worth a name."""
 ROTATING_WAIT_SHARE = 0.02
 """Waiting / step from which a changing late rank is worth a word."""
+REPEATED_STEPS = 3
+"""Steps from which it can be seen whether the same ranks are late again."""
 MIN_STEPS = 5
 """Steps from which repetition is judged by step; below, by call."""
 FIXED_SHARE = 0.5
@@ -112,11 +116,14 @@ class Judgement:
             and share[worst] >= MIN_LEAD * np.delete(share, worst).max()
             and self.shares()[worst] >= 0.8 * needed
             and (p_values[worst] <= MAX_P_VALUE or self._steady_excess(worst) >= MIN_T)
-            and (len(self.blame.steps) < 3 or self.steps_last()[worst] >= 0.5)
+            and (len(self.blame.steps) < REPEATED_STEPS or self.steps_last()[worst] >= 0.5)
             and self.wait_share * share[worst] >= MIN_WAIT_SHARE
-            and self.blame.avoidable_ms[worst].sum() >= MIN_AVOIDABLE * self.blame.caused_ms[worst].sum()
+            and self.blame.avoidable_ms[worst].sum() >= self._min_avoidable() * self.blame.caused_ms[worst].sum()
         )
         return int(self.blame.ranks[worst]) if stands_out else None
+
+    def _min_avoidable(self) -> float:
+        return MIN_AVOIDABLE if len(self.blame.steps) >= REPEATED_STEPS else MIN_AVOIDABLE_ONCE
 
     def _steady_excess(self, rank: int) -> float:
         """t statistic of this rank's share of the waiting per step against the fair share; 0 with under 3 steps."""
@@ -138,11 +145,15 @@ class Judgement:
         """Waiting is large and the late rank changes from step to step."""
         if self.wait_share < ROTATING_WAIT_SHARE:
             return False
-        return len(self.blame.steps) < 3 or self._fixed_share() < FIXED_SHARE
+        return len(self.blame.steps) < REPEATED_STEPS or self._fixed_share() < FIXED_SHARE
 
     def late_together(self) -> tuple[int, ...]:
         """Two or more ranks that come late every step and cause most of the waiting."""
-        if self.wait_share < ROTATING_WAIT_SHARE or len(self.blame.steps) < 3 or self._fixed_share() < FIXED_SHARE:
+        if (
+            self.wait_share < ROTATING_WAIT_SHARE
+            or len(self.blame.steps) < REPEATED_STEPS
+            or self._fixed_share() < FIXED_SHARE
+        ):
             return ()
         mean = self.waits.mean(axis=1)
         late = mean < mean.max() / 2

@@ -6,6 +6,7 @@ that goes away 141, as the shell would.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -23,12 +24,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; every error leaves through here, as one message."""
     messages = Messages()
     _tolerate_unprintable()
+    code = CLEAN
     try:
         code = _invoke(arguments, messages)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (ReaderGoneError, BrokenPipeError):
         _forget_stdout()
         return NO_READER
+    except OSError as error:
+        _forget_stdout()
+        if code not in (UNUSABLE, INTERNAL):
+            click.echo(f"Error: cannot write to stdout: {error.strerror}", err=True)
+        return UNUSABLE
     return code
 
 
@@ -51,6 +59,9 @@ def _explain(error: BaseException, messages: Messages, arguments: Sequence[str] 
     """What the user did wrong is one line; what ddiag did wrong is said to be a defect."""
     if isinstance(error, DdiagError) and not isinstance(error, RuleDefect):
         click.echo(f"Error: {error}", err=True)
+        return UNUSABLE
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        click.echo(f"Error: cannot write: {error.strerror}", err=True)
         return UNUSABLE
     from ddiag.cli.crash import report_crash
 

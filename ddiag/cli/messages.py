@@ -37,7 +37,7 @@ class Messages:
     @property
     def animated(self) -> bool:
         """Whether progress may be drawn: on a terminal, without --quiet and NO_COLOR."""
-        return not self.quiet and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        return not self.quiet and sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def message_options(command: F) -> F:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ddiag.errors import UsageError
 
@@ -57,18 +59,33 @@ def _umask() -> int:
 
 def write_stdout(text: str) -> None:
     """UTF-8 whatever the locale says: JSON, CSV and Markdown are for programs."""
-    buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None:
-        sys.stdout.write(text)
-    else:
-        sys.stdout.flush()
-        buffer.write(text.encode("utf-8", errors="replace"))
-        buffer.flush()
+    with _stdout() as stdout:
+        buffer = getattr(stdout, "buffer", None)
+        if buffer is None:
+            stdout.write(text)
+        else:
+            stdout.flush()
+            buffer.write(text.encode("utf-8", errors="replace"))
+            buffer.flush()
 
 
 def show(text: str) -> None:
     """Print *text* for a person, in the encoding of the terminal (click.echo would insist on UTF-8)."""
-    sys.stdout.write(text)
+    with _stdout() as stdout:
+        stdout.write(text)
+
+
+@contextmanager
+def _stdout() -> Iterator[TextIO]:
+    """Stdout to write to. Raises UsageError when it is closed or its disk is full."""
+    if sys.stdout is None:
+        raise UsageError("stdout is closed, so the result cannot be printed")
+    try:
+        yield sys.stdout
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def terminal_options() -> dict[str, Any]:
@@ -82,7 +99,7 @@ def terminal_options() -> dict[str, Any]:
 
 def _color_system() -> ColorSystem | None:
     """None when stdout is no terminal, or NO_COLOR is set."""
-    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+    if os.environ.get("NO_COLOR") or sys.stdout is None or not sys.stdout.isatty():
         return None
     from rich.console import Console
 

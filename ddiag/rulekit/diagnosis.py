@@ -250,10 +250,12 @@ def _too_little(signals: Signals, checked: int) -> str:
             f"{budget.share('comm_wait_ms'):.0%} of the step is waiting for other ranks and no rule can say for which"
         )
     comm = signals.get(Collectives)
-    if comm is not None and budget.step_ms > 0 and comm.unseen_ms >= MOST_UNSEEN * budget.step_ms:
+    unseen_ms = comm.unseen_ms if comm is not None else 0.0
+    hidden_ms = unseen_ms + budget.mean("comm_wait_ms") if unseen_ms > 0 and budget.n_steps > 0 else unseen_ms
+    if hidden_ms > 0 and budget.step_ms > 0 and hidden_ms >= MOST_UNSEEN * budget.step_ms:
         return (
-            f"{comm.unseen_ms / budget.step_ms:.0%} of the step is exposed communication with ranks whose traces are "
-            "missing or incomplete; only with all ranks of a group can waiting for one of them be told from a slow "
+            f"{min(hidden_ms / budget.step_ms, 1.0):.0%} of the step is exposed communication with ranks whose traces "
+            "are missing or incomplete; only with all ranks of a group can waiting for one of them be told from a slow "
             "transfer"
         )
     if budget.n_steps < FEWEST_STEPS:

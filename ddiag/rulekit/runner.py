@@ -41,7 +41,7 @@ def run_rules(rules: Sequence[LoadedRule], signals: Signals) -> Outcome:
     for rule in rules:
         try:
             outcome = _merge(outcome, _run(rule, signals))
-        except Exception as error:  # the one door for whatever a rule may raise; nothing is swallowed
+        except (Exception, SystemExit) as error:  # the one door for whatever a rule may raise; nothing is swallowed
             message = f"rule {rule.rule.id} ({rule.path}) failed: {_in_words(error)}"
             if rule.built_in:
                 raise RuleDefect(message) from error
@@ -49,7 +49,7 @@ def run_rules(rules: Sequence[LoadedRule], signals: Signals) -> Outcome:
     return outcome
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     return str(error) if isinstance(error, _BadFinding) else f"{type(error).__name__}: {error}"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -188,3 +189,20 @@ def test_an_encoding_without_blocks_gets_letters(sound: Path, tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"####" in done.stdout
     assert done.stdout.isascii()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("redirect", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("command", ["rules list", "rules table", "--help"])
+def test_stdout_that_takes_nothing_is_one_line_and_no_defect(redirect: str, command: str) -> None:
+    if (redirect, command) == (">&-", "--help"):
+        pytest.skip("click drops its help in silence when stdout is closed")
+    shell = f"{shlex.join(DDIAG)} {command} {redirect}"
+    done = subprocess.run(
+        ["sh", "-c", shell], stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, timeout=60, check=False
+    )
+    assert "defect" not in done.stderr
+    assert "Traceback" not in done.stderr
+    if redirect != ">&-" or command == "rules table":
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1

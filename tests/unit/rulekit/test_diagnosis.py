@@ -50,8 +50,13 @@ def test_a_clean_bill_says_what_was_checked() -> None:
         ({"steps": 1}, "nothing stands out, but it covers one step; profile 5 or more"),
         ({"steps": 1, "step_budget": {"source": "window"}}, "the trace marks no steps"),
         ({"step_budget": {"n_steps": 0}}, "no complete step"),
+        ({"step_budget": {"comm_wait_ms": 40.0}}, "20% of the step is waiting for other ranks and no rule can say"),
         (
-            {"collectives": {"unseen_ms": 40.0}},
+            {"collectives": {"unseen_ms": 20.0}, "step_budget": {"comm_wait_ms": 20.0}},
+            "20% of the step is exposed communication with ranks whose traces are mis",
+        ),
+        (
+            {"collectives": {"unseen_ms": 40.0}, "step_budget": {"comm_wait_ms": 0.0}},
             "20% of the step is exposed communication with ranks whose traces are mis",
         ),
         ({"step_budget": {"compute_ms": 0.0}}, "only 0% of the step is compute"),
@@ -62,6 +67,15 @@ def test_silence_over_too_little_evidence_is_not_health(signals: dict[str, Any],
     verdict = concluded(**signals).verdict
     assert verdict.status is Status.INCONCLUSIVE
     assert words in verdict.headline
+
+
+def test_a_trace_with_many_unusable_records_is_not_health() -> None:
+    damaged = Coverage(inputs=(InputFile("a.json", "kineto", 10, events=1000),), dropped_records=300)
+    verdict = concluded(coverage=damaged).verdict
+    assert verdict.status is Status.INCONCLUSIVE
+    assert "300 of 1,000 records have no usable time" in verdict.headline
+    scratched = Coverage(inputs=damaged.inputs, dropped_records=20)
+    assert concluded(coverage=scratched).verdict.status is Status.HEALTHY
 
 
 def test_nothing_judged_is_not_health() -> None:

@@ -80,6 +80,15 @@ def test_a_users_rule_that_raises_costs_only_itself() -> None:
     assert outcome.failures == ("rule ACME101 (rules/dd1_input/x.py) failed: KeyError: 'step'",)
 
 
+def test_a_users_rule_cannot_end_the_program() -> None:
+    def leave(view: View, limits: Any) -> Iterator[Finding | Abstain]:
+        raise SystemExit(7)
+        yield
+
+    (failure,) = run_rules([loaded(leave, built_in=False)], make_signals()).failures
+    assert "SystemExit: 7" in failure
+
+
 def test_a_failure_to_say_whether_it_applies_is_the_rules_too() -> None:
     mine = loaded(built_in=False, applies=lambda signals: 1 / 0 > 0)
     assert "ZeroDivisionError" in run_rules([mine], make_signals()).failures[0]
