@@ -12,6 +12,7 @@ import polars as pl
 from ddiag.model.signals import (
     Collectives,
     HostLaunch,
+    HostLoad,
     InputWait,
     JobFacts,
     LateRanks,
@@ -303,6 +304,16 @@ def late_ranks(shape: Shape, given: Given) -> LateRanks:
         "groups": ("0",),
     }
     return LateRanks(**{**default, **given})
+
+
+def host_load(shape: Shape, given: Given) -> HostLoad:
+    """Shorthands: any column of the one row, e.g. ``runnable_per_cpu``."""
+    row = {
+        "host": "node0", "cpus": 128, "runnable_per_cpu": 0.3, "busy_share": 0.3, "waiting_share": 0.02,
+        "job_share": 0.28, "steal_share": 0.0, "throttled_share": 0.0,
+    }  # fmt: skip
+    table = pl.DataFrame([row | {name: given.pop(name) for name in row if name in given}])
+    return HostLoad(**{"table": table, "seconds": shape.steps * shape.step_ms / 1e3, **given})
 
 
 def python_overhead(given: Given) -> PythonOverhead:

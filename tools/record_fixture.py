@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "fixtures" / "runs"
 JOB = Path(__file__).with_name("record_fixture_job.py")
 SCENARIOS: dict[str, list[str]] = {
-    "healthy": ["--hidden=256", "--layers=6"],
+    "healthy": ["--hidden=512", "--layers=6"],
     "slow_input": ["--hidden=256", "--layers=6", "--slow-rank=1", "--slow-ms=60"],
     "tiny_buckets": ["--hidden=96", "--layers=40", "--bucket-mb=0.01"],
 }

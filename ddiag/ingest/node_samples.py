@@ -42,6 +42,8 @@ def read_samples(data: bytes, *, source: str) -> NodeSamples:
         raise InputError(f"{source}: not a file of samples of ddiag")
     check_version(first["format_version"], Path(source))
     found = NodeSamples(str(first.get("host", "")))
+    if _is_number(first.get("cpus")):
+        found.rows.append((None, "cpu.count", int(first.get("t", 0)), float(first["cpus"])))
     for line in lines[1:]:
         sample = decode(line)
         if sample is None or not isinstance(sample.get("t"), int):

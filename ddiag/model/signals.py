@@ -412,6 +412,16 @@ class PythonOverhead:
     """Steps of a recorded run in which a checkpoint was written."""
 
 
+@dataclass(frozen=True)
+class HostLoad:
+    """How contended the hosts' CPUs were during the judged steps (recordings only)."""
+
+    table: Table
+    """host, cpus, runnable_per_cpu (threads that want to run), busy_share, waiting_share (of the time, somebody waited
+    for a CPU), job_share (CPU time of the job's ranks and loaders), steal_share, throttled_share; 0–1, null unknown."""
+    seconds: float
+
+
 FAMILIES: tuple[type, ...] = (
     JobFacts,
     StepBudget,
@@ -432,6 +442,7 @@ FAMILIES: tuple[type, ...] = (
     AllocatorCalls,
     Links,
     PythonOverhead,
+    HostLoad,
 )
 """Every signal family, in the order in which they are derived."""
 

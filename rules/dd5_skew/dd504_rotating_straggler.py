@@ -34,7 +34,7 @@ RULE = Rule(
     symptom="step time varies a lot and a different rank is slow each step",
     evidence="much waiting, but blame spread over ranks without a significant leader",
     applies=several_ranks,
-    explained_by=("DD101", "DD102", "DD103", "DD203"),
+    explained_by=("DD209", "DD101", "DD102", "DD103", "DD203"),
 )
 
 

@@ -34,7 +34,7 @@ RULE = Rule(
     symptom="long collectives on some ranks, short ones on the same others in every step",
     evidence="a fixed set of two or more ranks causes most of the waiting; no single one of them stands out",
     applies=several_ranks,
-    explained_by=("DD101", "DD102", "DD103"),
+    explained_by=("DD209", "DD101", "DD102", "DD103"),
 )
 
 
