@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -20,10 +21,12 @@ from isal import isal_zlib
 GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 READ_BYTES = 256 * 1024
 """Compressed bytes taken from the file at a time."""
-UNPACK_BYTES = 1024 * 1024
+UNPACK_BYTES = 2 * 1024 * 1024
 """Plain text unpacked at a time."""
 
 ISAL_ERROR = cast(type[Exception], isal_zlib.error)
+_WORTH_A_THREAD_BYTES = 1024 * 1024
+
 STORAGE_ERRORS: tuple[type[Exception], ...] = (
     OSError, EOFError, ValueError, ImportError, RuntimeError, NotImplementedError,
     zipfile.BadZipFile, zstandard.ZstdError, zlib.error, ISAL_ERROR,
@@ -107,10 +110,26 @@ class PlainText:
     def _unpack(self, head: bytes) -> Iterator[bytes]:
         supply = self._supply(head)
         if head.startswith(GZIP):
-            return self._gunzip(supply)
+            return self._ahead(self._gunzip(supply))
         if head.startswith(ZSTD):
-            return self._unzstd(supply)
+            return self._ahead(self._unzstd(supply))
         return supply
+
+    def _ahead(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Unpack the next chunk in a thread while this one is used: unpacking needs no interpreter lock."""
+        if self._size < _WORTH_A_THREAD_BYTES:
+            yield from chunks
+            return
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(next, chunks, b"")
+            while chunk := coming.result():
+                coming = thread.submit(next, chunks, b"")
+                yield chunk
+
+    def close(self) -> None:
+        """Stop unpacking; nothing can be read any more."""
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
 
     def _supply(self, head: bytes) -> Iterator[bytes]:
         data = head
@@ -125,39 +144,46 @@ class PlainText:
     def _gunzip(self, supply: Iterator[bytes]) -> Iterator[bytes]:
         """Members of a gzip file one after the other, each as far as it goes."""
         engine = isal_zlib.decompressobj(wbits=31)
+        sizes = _growing_sizes()
         unfinished = False
-        for data in supply:
-            rest = data
-            while rest:
-                try:
-                    text = engine.decompress(rest, UNPACK_BYTES)
-                except (ISAL_ERROR, zlib.error) as error:
-                    self._stopped(f"damaged gzip data ({_first_line(error)})")
-                    return
-                if text:
-                    yield text
-                unfinished = not engine.eof
-                rest = engine.unconsumed_tail if unfinished else engine.unused_data.lstrip(b"\0")
-                if engine.eof:
-                    if rest and not rest.startswith(GZIP):
-                        return
-                    engine = isal_zlib.decompressobj(wbits=31)
-        while unfinished and (text := engine.decompress(b"", UNPACK_BYTES)):
-            yield text
+        try:
+            for data in supply:
+                rest = data
+                while rest:
+                    if text := engine.decompress(rest, next(sizes)):
+                        yield text
+                    unfinished = not engine.eof
+                    rest = engine.unconsumed_tail if unfinished else engine.unused_data.lstrip(b"\0")
+                    if engine.eof:
+                        if rest and not rest.startswith(GZIP):
+                            return
+                        engine = isal_zlib.decompressobj(wbits=31)
+            while unfinished and (text := engine.decompress(b"", next(sizes))):
+                yield text
+        except (ISAL_ERROR, zlib.error) as error:
+            self._stopped(f"damaged gzip data ({_first_line(error)})")
+            return
         if unfinished and not engine.eof:
             self.damage = self.damage or "the gzip data is cut off"
 
     def _unzstd(self, supply: Iterator[bytes]) -> Iterator[bytes]:
         reader = zstandard.ZstdDecompressor().stream_reader(cast(IO[bytes], _Feed(supply)), read_across_frames=True)
-        while True:
-            try:
-                text = reader.read(UNPACK_BYTES)
-            except zstandard.ZstdError as error:
-                self._stopped(f"damaged zstd data ({_first_line(error)})")
-                return
-            if not text:
-                return
-            yield text
+        try:
+            for size in _growing_sizes():
+                text = reader.read(size)
+                if not text:
+                    return
+                yield text
+        except zstandard.ZstdError as error:
+            self._stopped(f"damaged zstd data ({_first_line(error)})")
+
+
+def _growing_sizes() -> Iterator[int]:
+    """How much to unpack at a time: what is unpacked together with damage is lost, so small files go in small steps."""
+    size = 32 * 1024
+    while True:
+        yield size
+        size = min(2 * size, UNPACK_BYTES)
 
 
 class _Feed:
@@ -181,10 +207,15 @@ def open_text(source: Source) -> Iterator[PlainText]:
     """The plain text of *source*; raises one of ``STORAGE_ERRORS`` when it cannot even be opened."""
     with open_binary(source.path) as raw:
         if not source.member:
-            yield PlainText(raw, source.bytes)
+            with closing(PlainText(raw, source.bytes)) as text:
+                yield text
             return
-        with zipfile.ZipFile(raw) as archive, archive.open(source.member) as member:
-            yield PlainText(member, archive.getinfo(source.member).file_size)
+        with (
+            zipfile.ZipFile(raw) as archive,
+            archive.open(source.member) as member,
+            closing(PlainText(member, archive.getinfo(source.member).file_size)) as text,
+        ):
+            yield text
 
 
 def read_whole(source: Source) -> bytes:
