@@ -108,6 +108,13 @@ def _one_period(traces: list[Trace], ranks: dict[int, int], picked: Picked) -> l
         latest = max(latest, trace.span[1])
     if len(clusters) < 2:
         return traces
+    if _complete_each_other(clusters, ranks):
+        hours = max(b[0].span[0] - a[0].span[0] for a, b in pairwise(clusters)) / 3.6e12
+        picked.notes.append(
+            f"clocks of the ranks differ by {hours:,.0f} hours, yet each of the job's ranks is there just once: "
+            "taken as one job; if these are several, analyze them one by one"
+        )
+        return traces
     main = max(
         clusters, key=lambda cluster: (len({_owner(trace, ranks) for trace in cluster}), sum(t.events for t in cluster))
     )
@@ -122,6 +129,14 @@ def _one_period(traces: list[Trace], ranks: dict[int, int], picked: Picked) -> l
         lambda trace: not trace.on_epoch or id(trace) in accepted,
         "recorded hours apart from the others, by another process: another job",
     )
+
+
+def _complete_each_other(clusters: list[list[Trace]], ranks: dict[int, int]) -> bool:
+    """Together they are all ranks of one job, each once: a clock is wrong somewhere, not another job mixed in."""
+    traces = [trace for cluster in clusters for trace in cluster]
+    sizes = {trace.world_size for trace in traces}
+    found = sorted(ranks.get(id(trace), -1) for trace in traces)
+    return len(sizes) == 1 and found == list(range(sizes.pop() or 0))
 
 
 def _one_process(

@@ -143,6 +143,12 @@ def test_a_run_of_another_day_is_another_job(run_of: Any) -> None:
     assert "another job" in left.note
 
 
+def test_all_ranks_of_a_job_once_each_are_one_job_whatever_their_clocks_say(run_of: Any) -> None:
+    run = run_of(a=healthy(0, 3), b=healthy(1, 3), c=healthy(2, 3, start=700 * HOUR_US))
+    assert ranks(run) == [0, 1, 2]
+    assert any("clocks of the ranks differ by 700 hours" in note for note in run.coverage.notes)
+
+
 def test_a_cycle_of_the_same_processes_hours_later_is_kept(run_of: Any) -> None:
     run = run_of(a=healthy(0), b=healthy(1), c=healthy(0, start=8 * HOUR_US), d=healthy(1, start=8 * HOUR_US))
     assert run.table("captures").height == 4
