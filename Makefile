@@ -1,5 +1,5 @@
 # Every target does its own set-up: a machine with Python (3.10 to 3.13), gcc and make is enough.
-#   make demo       profile a real two-rank training with a planted bottleneck and diagnose it
+#   make demo       record a real two-rank training with a planted bottleneck and diagnose it
 #   make test       lint, types, tests, generated docs (what CI runs)
 #   make test-long  the same tests at full size: fuzzing, big traces
 #   make bench      loading speed and memory against HTA and against the floor

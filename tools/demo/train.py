@@ -1,7 +1,8 @@
 """The demo's training job: a small image classifier under DDP on two CPU ranks.
 
-It is written as people write it and knows nothing of ddiag, with one fault planted: images are read and decoded in the training process
-(``num_workers=0``), so that both ranks wait for their next batch in every step. With ``--workers 2`` the fault is gone.
+It is written as people write it and knows nothing of ddiag, with one fault planted: images are read and decoded in the
+training process (``num_workers=0``), so that both ranks wait for their next batch in every step. With ``--workers 2``
+the fault is gone.
 """
 
 from __future__ import annotations
