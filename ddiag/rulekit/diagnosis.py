@@ -255,8 +255,8 @@ def _too_little(signals: Signals, checked: int) -> str:
     if hidden_ms > 0 and budget.step_ms > 0 and hidden_ms >= MOST_UNSEEN * budget.step_ms:
         return (
             f"{min(hidden_ms / budget.step_ms, 1.0):.0%} of the step is exposed communication with ranks whose traces "
-            "are missing or do not show the same calls; only with all ranks of a group can waiting for one of them be told from a slow "
-            "transfer"
+            "are missing or do not show the same calls; only with all ranks of a group can waiting for one of them be "
+            "told from a slow transfer"
         )
     if budget.n_steps < FEWEST_STEPS:
         if budget.source == "window":

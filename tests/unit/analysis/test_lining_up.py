@@ -137,3 +137,15 @@ def test_hundreds_of_ranks_take_well_under_a_second_each_hundred() -> None:
     found = line_up(ranks)
     assert time.process_time() - begun < 5.0
     assert all(found[rank][0] == 4 * (rank % 3) for rank in ranks)
+
+
+def test_a_clock_that_is_days_off_does_not_hide_the_same_steps() -> None:
+    ends = step_times(6, 3)
+    found = slots(r0=sequence(ends, numbered=True), r1=sequence(ends, base=EPOCH + 40 * 86_400_000 * MS, numbered=True))
+    assert found[1] == list(range(24))
+
+
+def test_the_same_steps_of_another_run_are_not_the_same_calls() -> None:
+    one, other = step_times(6, 3, seed=1), step_times(6, 3, seed=2)
+    found = slots(r0=sequence(one, numbered=True), r1=sequence(other, base=EPOCH + 3_600_000 * MS, numbered=True))
+    assert set(found[1]) == {UNMATCHED}
