@@ -7,6 +7,7 @@ the earliest; the rest of a longer profile is only in the xplane.pb beside it.
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -57,6 +58,7 @@ class _Event(Struct, gc=False):
 _ARRAY = msgspec.json.Decoder(list[_Event])
 _ONE = msgspec.json.Decoder(_Event)
 _NO_ARGS = _Args()
+_WANTED = attrgetter(*NUMBERS, *TEXTS)
 
 
 class _Codec:
@@ -112,8 +114,8 @@ class _Reading:
             "start_ns": starts,
             "end_ns": ends,
         }
-        columns |= {name: _integers([getattr(arg, name) for arg in args]) for name in NUMBERS}
-        columns |= {name: _words([getattr(arg, name) for arg in args]) for name in TEXTS}
+        values = zip((*NUMBERS, *TEXTS), zip(*map(_WANTED, args), strict=True), strict=True)
+        columns |= {name: (_integers if name in NUMBERS else _words)(column) for name, column in values}
         frame = pl.DataFrame(columns, schema=SCHEMA).filter(pl.col("start_ns") != BAD_TIME)
         self.dropped += len(spans) - frame.height
         self.frames.append(frame)
@@ -122,14 +124,16 @@ class _Reading:
 _ABSENT = int(np.iinfo(np.int64).min)
 
 
-def _integers(values: list[_Word]) -> pl.Series:
+def _integers(values: tuple[_Word, ...]) -> pl.Series:
     if values.count(None) == len(values):
         return pl.Series(values, dtype=pl.Int64)
     found = pl.Series(ints(values, _ABSENT))
     return found.set(found == _ABSENT, None)
 
 
-def _words(values: list[_Word]) -> pl.Series:
+def _words(values: tuple[_Word, ...]) -> pl.Series:
+    if values.count(None) == len(values):
+        return pl.Series(values, dtype=pl.String)
     return pl.Series([None if value is None else str(value) for value in values], dtype=pl.String)
 
 

@@ -51,13 +51,14 @@ def top_level(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int
     """(number, wire type, value or length, place of content) of the fields of one message."""
     at = start
     while at < end:
-        key, at = _varint(data, at, end)
+        key, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at, end)
         number, wire = key >> 3, key & 7
         if wire == VARINT:
             value, at = _varint(data, at, end)
             yield number, wire, value, at
         elif wire == LENGTH:
-            value, at = _varint(data, at, end)
+            short = at < end and data[at] < 0x80
+            value, at = (data[at], at + 1) if short else _varint(data, at, end)
             if at + value > end:
                 raise WireError("cut off inside a field")
             yield number, wire, value, at
