@@ -124,6 +124,10 @@ def _launch_us(host: HostLaunch, budget: StepBudget) -> float:
     return budget.step_ms * 1e3 * host.host_busy_share / host.launches_per_step
 
 
+_OPTIMIZER_SHARE = 0.05
+"""Optimizer kernels / launches from which a fused optimizer makes a difference."""
+
+
 def _fixes(host: HostLaunch, optimizer: OptimizerStep | None, *, slow_host: bool) -> tuple[str, ...]:
     steps = ["a larger micro-batch, if memory allows: the same launches then carry more work"]
     if host.graph_launches_per_step < 1:
@@ -131,7 +135,8 @@ def _fixes(host: HostLaunch, optimizer: OptimizerStep | None, *, slow_host: bool
             'torch.compile(model, mode="reduce-overhead"), which fuses kernels and replays them as CUDA graphs (static '
             "shapes), or torch.cuda.make_graphed_callables around the static part"
         )
-    if optimizer is not None and optimizer.implementation in ("for_loop", "foreach"):
+    many = optimizer is not None and optimizer.kernels_per_step >= _OPTIMIZER_SHARE * host.launches_per_step
+    if optimizer is not None and many and optimizer.implementation in ("for_loop", "foreach"):
         steps.append(
             f"{optimizer.name or 'optimizer'}(fused=True): {optimizer.kernels_per_step:.0f} kernels per step now"
         )

@@ -126,8 +126,9 @@ def _starved(update: OptimizerStep) -> tuple[Evidence, ...]:
 
 def _fixes(update: OptimizerStep) -> tuple[str, ...]:
     name = update.name or "AdamW"
+    trainer = " (Hugging Face: optim='adamw_torch_fused')" if name.lower() == "adamw" else ""
     first = (
-        f"torch.optim.{name}(…, fused=True) (Hugging Face: optim='adamw_torch_fused')"
+        f"torch.optim.{name}(…, fused=True){trainer}"
         if name.lower() in FUSED
         else f"{name}: torch.compile(optimizer.step), or a fused version (DeepSpeed FusedAdam or FusedLamb, Apex, "
         "bitsandbytes)"

@@ -78,7 +78,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if churns and max(calls.frees_per_step, calls.mallocs_per_step) >= limits.frees_per_step:
         yield _churn(facts, budget, calls, memory, limits, share)
     elif memory is not None and _is_fragmented(memory, limits):
-        yield _fragmentation(memory, limits)
+        yield _fragmentation(facts, memory, limits)
 
 
 def _churn(
@@ -108,16 +108,16 @@ def _churn(
             ),
             *_unused(memory, limits),
         ),
-        fix=_fixes(uncached=uncached),
+        fix=_fixes(facts, uncached=uncached),
         verify="torch.cuda.memory_stats()['num_alloc_retries'] stays constant over 100 steps; `ddiag analyze "
-        "NEW_TRACES` shows no cudaFree inside steady steps",
+        f"NEW_TRACES` shows no {api}Free inside steady steps",
         cost=step_cost(calls.ms_per_step, budget, facts),
         why="a warmed-up allocator serves every request from its cache and makes no such calls",
         doubt="libraries that allocate past PyTorch (cuBLAS workspaces, NCCL, custom kernels) make such calls, too",
     )
 
 
-def _fragmentation(memory: Memory, limits: Limits) -> Finding:
+def _fragmentation(facts: JobFacts, memory: Memory, limits: Limits) -> Finding:
     unused = memory.reserved_unused_share or 0.0
     return Finding(
         title=f"fragmented memory: {unused:.0%} of what is reserved at the peak is unused, with "
@@ -131,7 +131,7 @@ def _fragmentation(memory: Memory, limits: Limits) -> Finding:
             ),
             *_unused(memory, limits),
         ),
-        fix=_fixes(uncached=False),
+        fix=_fixes(facts, uncached=False),
         verify="torch.cuda.memory_stats(): reserved_bytes.all.peak - allocated_bytes.all.peak shrinks, "
         "num_alloc_retries stays constant",
         cost=Cost(),
@@ -156,9 +156,13 @@ def _unused(memory: Memory | None, limits: Limits) -> tuple[Evidence, ...]:
     return (Evidence("reserved but unused", value, "of reserved", limits.unused_share, "at the peak"),)
 
 
-def _fixes(*, uncached: bool) -> tuple[str, ...]:
+def _fixes(facts: JobFacts, *, uncached: bool) -> tuple[str, ...]:
     steps = [
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (named PYTORCH_ALLOC_CONF from 2.10 on); leave "
+        # Expandable segments need CUDA's virtual memory calls; most ROCm builds ignore the option with a warning.
+        "PYTORCH_HIP_ALLOC_CONF=garbage_collection_threshold:0.8,max_split_size_mb:512 (named PYTORCH_ALLOC_CONF from "
+        "2.10 on)"
+        if facts.device_kind == "rocm"
+        else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (named PYTORCH_ALLOC_CONF from 2.10 on); leave "
         "max_split_size_mb unset with it",
         "remove torch.cuda.empty_cache() from the loop (DeepSpeed reports 'pytorch allocator cache flushes' when "
         "memory is tight: lower stage3_max_live_parameters)",

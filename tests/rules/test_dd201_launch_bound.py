@@ -110,3 +110,8 @@ def test_mostly_long_gaps_are_not_launching_even_if_the_short_ones_add_up() -> N
         "step_budget": {"host_ms": 60.0},
     }
     assert findings("DD201", **job) == []
+
+
+def test_a_few_optimizer_kernels_are_no_lever() -> None:
+    few = {"implementation": "foreach", "kernels_per_step": 9.0}
+    assert not any("fused=True" in step for step in the_finding("DD201", optimizer_step=few, **HUNGRY).fix)

@@ -68,3 +68,9 @@ def test_a_host_only_job_is_not_judged() -> None:
 
 def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
     assert check("DD301", optimizer_step=None) == []
+
+
+def test_nobody_is_told_to_train_with_another_optimizer() -> None:
+    assert "adamw_torch_fused" in the_finding("DD301", optimizer_step=FOREACH).fix[0]
+    sgd = the_finding("DD301", optimizer_step={**FOR_LOOP, "name": "SGD"})
+    assert sgd.fix[0] == "torch.optim.SGD(…, fused=True)"

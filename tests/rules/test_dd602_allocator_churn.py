@@ -79,3 +79,11 @@ def test_only_hundreds_of_calls_mean_that_caching_is_off(calls: float, off: bool
 def test_a_fifth_of_the_reserve_unused_is_usual() -> None:
     usual = {"allocated": dict.fromkeys(range(8), 0.76), "reserved": dict.fromkeys(range(8), 0.95)}
     assert findings("DD602", memory=usual) == []
+
+
+@pytest.mark.parametrize("change", [{"allocator_calls": CHURN}, {"memory": TIGHT}])
+def test_amd_devices_get_their_own_options(change: dict[str, object]) -> None:
+    found = the_finding("DD602", job_facts={"device_kind": "rocm"}, **change)
+    assert any("PYTORCH_HIP_ALLOC_CONF" in step for step in found.fix)
+    assert "expandable" not in " ".join(found.fix)
+    assert "cudaFree" not in found.verify
