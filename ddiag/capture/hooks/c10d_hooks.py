@@ -10,12 +10,11 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
-from ddiag.capture.hooks.c10d_ops import first, size
 from ddiag.capture.hooks.device_times import Begun, wanted
 from ddiag.capture.hooks.following import Sequence, follow
 from ddiag.capture.hooks.labels import context, label_of
@@ -49,13 +48,8 @@ _IN_PLACE = (int(Op.ALL_REDUCE), int(Op.BROADCAST), int(Op.REDUCE))
 _ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _SEND, _RECV)
 
 
-class Issuing(NamedTuple):
-    token: int
-    op: int
-    followed: bool
-    """Its end on the host is."""
-    begun: Begun | None
-    """On a device."""
+Issuing = tuple[int, int, bool, "Begun | None"]
+"""token, op, its end on the host is followed, its begin on a device"""
 
 
 class HooksTier:
@@ -69,7 +63,8 @@ class HooksTier:
         self._cost_ns = 0
         self._followed = 0
         self._dtypes: dict[Any, int] = {}
-        self._ops: dict[Any, int | None] = {}
+        names = sys.modules["torch"]._C._distributed_c10d.HookOpName
+        self._ops = {getattr(names, name): int(op) for name, op in _OPS.items() if hasattr(names, name)}
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
@@ -95,25 +90,33 @@ class HooksTier:
         if active is None or active is not recorder.current:
             return
         began = now_ns()
-        op = self._op(call.name)
+        op = self._ops.get(call.name)
         if op is None:
             return
-        given, taken = call.input_tensors, call.output_tensors
-        tensor = first(given)
-        tensor = first(taken) if tensor is None else tensor
-        host = tensor is None or tensor.device.type == "cpu"
-        flags = context.flags | (_ASYNC if call.async_op else 0)
-        begun = self._device.begin() if self._device is not None and self.following and not host else None
-        if begun is None and not (host and self.following):
-            flags |= _END_UNKNOWN
-        bytes_in = 0 if op in (_BARRIER, _RECV) else size(given)
-        bytes_out = 0 if op in (_BARRIER, _SEND) else size(taken or given if op in _IN_PLACE else taken)
-        peer = int(call.root) if op in _ROOTED else -1
-        dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
-        label = label_of(op, group.number, active.current_phase, bytes_in)
+        given = call.input_tensors
+        taken = given if op in _IN_PLACE else call.output_tensors
+        tensor = given[0] if given else taken[0] if taken else None
+        host = tensor is None or tensor.is_cpu
+        flags = context.flags | _ASYNC if call.async_op else context.flags
+        followed = self.following and host
+        begun = None
+        if not followed:
+            begun = self._device.begin() if self._device is not None and self.following else None
+            flags = flags if begun is not None else flags | _END_UNKNOWN
+        bytes_in = bytes_out = 0
+        dtype = NO_DTYPE
+        if op != _BARRIER:
+            bytes_in = 0 if op == _RECV else _size(given)
+            bytes_out = bytes_in if taken is given else 0 if op == _SEND else _size(taken)
+            if tensor is not None:
+                dtype = self._dtypes.get(tensor.dtype, -1)
+                dtype = self._dtype(active, tensor.dtype) if dtype < 0 else dtype
+        peer = call.root if op in _ROOTED else -1
+        number = group.number
+        label = label_of(op, number, active.current_phase, bytes_in)
         seq = group.sequence.next(op, peer)
-        token = active.begin_collective(op, group.number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        group.issuing[call.op_id] = Issuing(token, op, host and self.following, begun)
+        token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
+        group.issuing[call.op_id] = (token, op, followed, begun)
         self._cost_ns += now_ns() - began
 
     def after(self, group: HookedGroup, call: Any) -> None:
@@ -122,25 +125,25 @@ class HooksTier:
         if issuing is None or active is None:
             return
         began = now_ns()
-        if issuing.followed:
+        token, op, followed, begun = issuing
+        if followed:
             self._followed += 1
-            follow(active, issuing.token, call.work, issuing.op)
+            follow(active, token, call.work, op)
         else:
-            active.issued(issuing.token)
-            if issuing.begun is not None and self._device is not None:
-                self._device.follow(issuing.token, issuing.begun, call.work)
+            active.issued(token)
+            if begun is not None and self._device is not None:
+                self._device.follow(token, begun, call.work)
         self._cost_ns += now_ns() - began
 
-    def _op(self, name: Any) -> int | None:
-        if name not in self._ops:
-            self._ops[name] = _OPS.get(name.name)
-        return self._ops[name]
-
     def _dtype(self, active: Recorder, dtype: Any) -> int:
-        found = self._dtypes.get(dtype)
-        if found is None:
-            found = self._dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
+        found = self._dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
         return found
+
+
+def _size(tensors: list[Any]) -> int:
+    if len(tensors) == 1:
+        return int(tensors[0].nbytes)
+    return sum(one.nbytes for one in tensors)
 
 
 class HookedGroup:
