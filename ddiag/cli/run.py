@@ -35,6 +35,11 @@ MIN_INTERVAL_S = 0.1
     callback=step_range,
     help="Record these steps with torch.profiler as well, on all ranks, both ends included.",
 )
+@click.option(
+    "--profile-slow",
+    is_flag=True,
+    help="Record three steps with torch.profiler when steps have become slow and stay so, at most three times.",
+)
 @click.option("--nvtx", is_flag=True, help="Mark the phases of every step as NVTX ranges, for Nsight Systems.")
 @click.option(
     "--sample-interval",
@@ -54,6 +59,7 @@ def run(
     out: str,
     name: str | None,
     profile_steps: tuple[int, int] | None,
+    profile_slow: bool,
     nvtx: bool,
     sample_interval: float,
     no_report: bool,
@@ -80,6 +86,7 @@ def run(
         out=out,
         name=name,
         profile_steps=profile_steps,
+        profile_slow=profile_slow,
         report=not no_report,
         nvtx=nvtx,
         sample_interval_s=sample_interval,

@@ -21,7 +21,7 @@ The first line is the header; every other has ``t`` (Unix ns) and ``kind``:
     * ``others``: [processes, cpu_ns, rss_bytes] of the job that are neither
     * ``devices``: [{…}] in the order of the header's ``devices`` line, keys as in :data:`DEVICE_FIELDS`
 
-``devices``, ``affinity``, ``topology``, ``xid``, ``end``
+``devices``, ``affinity``, ``topology``, ``xid``, ``profile_request``, ``end``
     Facts, told once or when they change. ``xid``: {"device": index, "xid": code}.
 
 Cumulative values begin anywhere; only differences mean something. The last line of a killed sampler may be cut short.

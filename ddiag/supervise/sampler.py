@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -24,6 +24,7 @@ from ddiag.supervise.host_counters import HostCounters
 from ddiag.supervise.processes import JobProcesses, read_stat
 from ddiag.supervise.sample_file import SampleFile
 from ddiag.supervise.signals import close_others
+from ddiag.supervise.slow_steps import SlowSteps
 
 MAX_SHARE = 0.01
 """Of a core."""
@@ -42,6 +43,8 @@ class Watched:
     root: int
     """Pid of the job's first process."""
     interval_s: float
+    profile_slow: bool = False
+    """Ask for a profiler window when steps become slow."""
 
 
 def start_sampler(watched: Watched) -> int | None:
@@ -93,6 +96,7 @@ class Sampler:
         self._host = HostCounters()
         self._processes = JobProcesses(watched.run, watched.root)
         self._devices: Devices | None = None
+        self._slow = SlowSteps(watched.run) if watched.profile_slow else None
         self._taken = 0
         stat = read_stat(watched.root)
         self._root_ticks = stat.start_ticks if stat is not None else -1
@@ -133,6 +137,9 @@ class Sampler:
         if self._devices is not None:
             for event in self._devices.events():
                 self._tell(event.pop("kind"), **event)
+        request = self._slow.look() if self._slow is not None else None
+        if request is not None:
+            self._tell("profile_request", **asdict(request))
         if self._taken % _AFFINITY_EVERY in (0, 5):
             for change in self._processes.affinity_changes():
                 self._tell("affinity", **change)

@@ -36,6 +36,7 @@ class RunOptions:
     """Folder in which run folders are made, or a URL to which the run is copied at its end."""
     name: str | None = None
     profile_steps: tuple[int, int] | None = None
+    profile_slow: bool = False
     report: bool = True
     nvtx: bool = False
     sample_interval_s: float = 1.0
@@ -89,7 +90,8 @@ def supervise(
 def _start_sampler(place: Place, root: int, options: RunOptions) -> int | None:
     from ddiag.supervise.sampler import Watched, start_sampler
 
-    return start_sampler(Watched(place.path, place.manifest.host, root, options.sample_interval_s))
+    slow = options.profile_slow and place.founder
+    return start_sampler(Watched(place.path, place.manifest.host, root, options.sample_interval_s, profile_slow=slow))
 
 
 def _stop_sampler(pid: int | None) -> None:
@@ -162,6 +164,7 @@ def _folder(out: str) -> Path:
 def _as_json(options: RunOptions) -> dict[str, Any]:
     return {
         "profile_steps": options.profile_steps,
+        "profile_slow": options.profile_slow,
         "nvtx": options.nvtx,
         "sample_interval_s": options.sample_interval_s,
         "report": options.report,

@@ -245,6 +245,22 @@ def test_steps_asked_for_are_profiled_on_every_rank(tmp_path: Path) -> None:
         assert profiled == [4, 5, 6, 7]  # the trace of 4 to 6 is written during 7
 
 
+def test_steps_that_become_slow_are_profiled(tmp_path: Path) -> None:
+    job = script(
+        tmp_path,
+        "import time, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=.1)\n"
+        "for step in range(200):\n"
+        "    time.sleep(.02 if step < 80 else .1)\n"
+        "    model(torch.randn(2, 4)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n",
+    )
+    done = run([*recorded(tmp_path / "runs", "--profile-slow", "--no-report"), PYTHON, job])
+    assert done.returncode == 0
+    (trace,) = (only_run(tmp_path / "runs") / "profile").glob("*/r00000.json.gz")
+    assert int(trace.parent.name.split("-")[1]) > 85
+
+
 def test_a_killed_supervisor_leaves_a_folder_that_reads_while_the_job_goes_on(tmp_path: Path) -> None:
     with start(
         [*recorded(tmp_path / "runs"), *_torchrun(tmp_path)], cwd=tmp_path, env=environment(STEPS="2000")
