@@ -2,7 +2,7 @@
 #   make demo       record a real two-rank training with a planted bottleneck and diagnose it
 #   make test       lint, types, tests, generated docs (what CI runs)
 #   make test-long  the same tests at full size: fuzzing, big traces
-#   make bench      loading speed and memory against HTA and against the floor
+#   make bench      loading speed and memory against HTA and against the floor; what recording costs a training
 #   make docs       regenerate rules/README.md and the example in README.md
 
 SHELL := /bin/bash
@@ -58,6 +58,8 @@ test-long: .venv/stamp .venv-hta/stamp
 
 bench: .venv/stamp .venv-hta/stamp
 	$(BIN)/python -m tools.bench_ingest
+	$(BIN)/python -m ddiag.capture.native build --if-missing
+	$(BIN)/python -m tools.bench_recorder
 
 docs: .venv/stamp
 	$(BIN)/python -m tools.gen_rule_docs

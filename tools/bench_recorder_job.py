@@ -1,0 +1,167 @@
+"""The job that ``tools.bench_recorder`` measures: DDP whose recorder is switched on and off between blocks of steps.
+
+Everything is compared inside one process group, block against block, so that what the machine does meanwhile falls on
+all modes alike. A block trains a fresh replica; its first steps are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+OFF, TRACEML = "off", "traceml"
+WARM_STEPS = 8
+"""More than the sampling tier's first steps, all of which it looks at."""
+LAYERS, WIDTH, BATCH = 34, 256, 192
+BUCKET_MB = 0.2
+"""Less than a layer: one collective each."""
+RING_RECORDS = 33_000
+"""Goes once round a ring, so that its whole memory counts."""
+CALLS = 2_000
+
+Steps = dict[str, list[float]]
+
+
+@contextlib.contextmanager
+def recording(mode: str, out: Path) -> Iterator[Any]:
+    """The recorder, on in the tier *mode*; nothing with OFF and TRACEML."""
+    if mode in (OFF, TRACEML):
+        yield None
+        return
+    import ddiag
+    from ddiag.capture import recorder
+
+    os.environ["DDIAG_TIER"] = mode
+    with ddiag.record(out / "runs", name=mode):
+        if recorder.current is None:
+            raise SystemExit(f"{mode}: the recorder did not begin")
+        yield recorder.current
+
+
+def step_context(mode: str, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    if mode != TRACEML:
+        return contextlib.nullcontext()
+    import traceml_ai  # type: ignore[import-not-found,unused-ignore]
+
+    context: contextlib.AbstractContextManager[None] = traceml_ai.trace_step(model)
+    return context
+
+
+def train(mode: str, steps: int) -> Steps:
+    """Per counted step: wall time, CPU time of the training thread and of the process, in ms."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    batch = torch.randn(BATCH, WIDTH)
+    found: Steps = {"wall": [], "thread": [], "process": []}
+    clocks = {"wall": time.perf_counter, "thread": time.thread_time, "process": time.process_time}
+    for number in range(WARM_STEPS + steps):
+        began = {name: clock() for name, clock in clocks.items()}
+        with step_context(mode, model):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        if number >= WARM_STEPS:
+            for name, clock in clocks.items():
+                found[name].append((clock() - began[name]) * 1e3)
+    return found
+
+
+def rss_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def solo_group() -> Any:
+    """A group of this rank alone: its collectives cost their issue and nothing else."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return groups[dist.get_rank()]
+
+
+def collectives(group: Any, count: int, tensor: torch.Tensor) -> None:
+    for _ in range(0, count, 100):
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(100)]
+        for work in works:
+            work.wait()
+
+
+def per_call_us(call: Callable[[], object], count: int) -> dict[str, float]:
+    """Cheapest of ten batches: CPU time of this thread and of the process."""
+    taken = []
+    for _ in range(10):
+        before = time.thread_time(), time.process_time()
+        call()
+        after = time.thread_time(), time.process_time()
+        taken.append([(late - early) / count * 1e6 for early, late in zip(before, after, strict=True)])
+    thread, process = (min(column) for column in zip(*taken, strict=True))
+    return {"thread": thread, "process": process}
+
+
+def micro(mode: str, out: Path, group: Any) -> dict[str, Any]:
+    """What one asynchronous collective and one phase cost, and what the rings weigh when they are full."""
+    tensor, before = torch.ones(8), rss_mb()
+    with recording(mode, out) as active:
+        found: dict[str, Any] = {"collective": per_call_us(lambda: collectives(group, CALLS, tensor), CALLS)}
+        if active is not None:
+            from ddiag.schema.phases import Phase
+
+            def phases() -> None:
+                for _ in range(CALLS):
+                    active.leave(active.enter(Phase.LOGGING))
+
+            found["mark"] = per_call_us(phases, 2 * CALLS)
+        collectives(group, RING_RECORDS if active is not None else CALLS, tensor)
+        found["rss_mb"] = rss_mb() - before
+    return found
+
+
+def compare(modes: list[str], rounds: int, steps: int, out: Path) -> dict[str, Any]:
+    order = random.Random(0)
+    group = solo_group()
+    train(OFF, steps)
+    found: dict[str, Any] = {"micro": {}, "rounds": []}
+    for mode in modes:
+        if mode != TRACEML:
+            found["micro"][mode] = micro(mode, out, group)
+    for _ in range(rounds):
+        means: dict[str, dict[str, float]] = {}
+        for mode in order.sample(modes, len(modes)):
+            dist.barrier()
+            with recording(mode, out):
+                # Means: a sampling tier makes a few steps dear, which a median would hide.
+                means[mode] = {name: statistics.mean(values) for name, values in train(mode, steps).items()}
+        found["rounds"].append(means)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--modes", default=OFF)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=24)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = compare(options.modes.split(","), options.rounds, options.steps, options.out)
+    (options.out / f"rank{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
