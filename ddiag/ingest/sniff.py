@@ -45,6 +45,8 @@ _MAGIC = (
     (b"BZh", "packed with bzip2: unpack it first (gz, zst and zip are read directly)"),
     (b"\xfd7zXZ", "packed with xz: unpack it first (gz, zst and zip are read directly)"),
     (b"7z\xbc\xaf", "packed with 7-zip: unpack it first (gz, zst and zip are read directly)"),
+    (b"\xff\xfe", "text in UTF-16 (PowerShell's redirection?): convert it to UTF-8, or copy the original file"),
+    (b"\xfe\xff", "text in UTF-16: convert it to UTF-8, or copy the original file"),
     (b"PK", "a zip archive that is damaged or empty"),
 )
 
@@ -93,7 +95,7 @@ def _not_a_trace(head: bytes) -> str:
         if _NODES.search(head):
             return _EXECUTION_TRACE
         keys = ", ".join(sorted({key.decode() for key in _KEY.findall(head[:2000])})[:4])
-        return f'JSON without "traceEvents" (keys: {keys or "none"}): not a PyTorch trace'
+        return f'JSON without a list of "traceEvents" (keys: {keys or "none"}): not a PyTorch trace'
     if b"\0" in head[:4096]:
         return "binary data of an unknown kind, not a PyTorch trace"
     return "text that is not JSON, not a PyTorch trace"

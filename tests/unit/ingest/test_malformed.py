@@ -12,6 +12,7 @@ import zstandard
 
 from ddiag.errors import InputError
 from ddiag.ingest import load
+from ddiag.ingest.sniff import sniff
 from tests.unit.ingest.kineto_text import BASE_US, healthy, kernel, launch, op, span, trace, write
 
 EXECUTION_TRACE = (
@@ -215,3 +216,8 @@ def test_times_before_the_epoch_base_are_kept(tmp_path: Path) -> None:
     event = {**kernel("k", 0, 5), "ts": 100}
     assert load([write(tmp_path / "rank0.json", trace(event))]).table("kernels")["start_ns"].to_list() == [100_000]
     assert BASE_US > 100
+
+
+def test_utf_16_and_a_null_list_are_called_what_they_are() -> None:
+    assert "UTF-16" in sniff('{"traceEvents": []}'.encode("utf-16")).why
+    assert 'JSON without a list of "traceEvents"' in sniff(b'{"traceEvents": null}').why
