@@ -9,4 +9,4 @@ from ddiag.capture.native.build import main
 arguments = sys.argv[1:]
 if arguments[:1] == ["build"]:
     arguments = arguments[1:]
-sys.exit(main(arguments))
+raise SystemExit(main(arguments))

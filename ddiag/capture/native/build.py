@@ -13,6 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,21 @@ def build() -> Path:
     return target
 
 
+@contextmanager
+def only_one(target: Path) -> Iterator[bool]:
+    """False when another process builds *target* right now."""
+    import fcntl
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ddiag.capture.native build", description=__doc__)
     parser.add_argument("--if-missing", action="store_true", help="do nothing when it is there")
@@ -99,14 +116,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.if_missing and target.exists():
         say(f"{target}: already there")
         return 0
-    try:
-        say(f"{build()}: built for torch {torch.__version__}")
-    except BuildError as error:
-        say(f"ddiag: cannot build the native kernel: {error}")
-        return 1
+    with only_one(target) as mine:
+        if not mine:
+            say(f"{target}: another process is building it")
+            return 0
+        try:
+            say(f"{build()}: built for torch {torch.__version__}")
+        except BuildError as error:
+            say(f"ddiag: cannot build the native kernel: {error}")
+            return 1
     return 0
 
 
 if __name__ == "__main__":
     os.nice(10)
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,0 +1,40 @@
+"""What a tier must not do: grow, fail loudly, or be needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddiag.capture.native import build
+from ddiag.capture.native.build import cached
+from tests.integration.comm import TIERS, torch
+from tests.integration.recording import record
+
+MIB = 1 << 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tier", TIERS)
+def test_memory_stays_flat(tmp_path: Path, tier: str) -> None:
+    """The ring has gone round after the first round; from then on nothing may grow."""
+    each = 100_000 if tier == "native" else 50_000
+    recording = record(tmp_path, "flood", str(each), ranks=1, tier=tier, timeout_s=900)
+    (rank,) = recording.ranks
+    seen = rank.truth["resident"]
+    assert seen[-1] - seen[1] < 2 * MIB
+    assert recording.errors == []
+
+
+@pytest.mark.slow
+def test_a_library_that_cannot_be_loaded_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    library = cached(torch.version)
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"not a library")
+    recording = record(tmp_path, "flood", "10", ranks=1, environment={build.CACHE_VARIABLE: str(tmp_path / "cache")})
+    (rank,) = recording.ranks
+    assert rank.tier == "dispatch"
+    assert len(rank.collectives) == 40
+    assert [error["where"] for error in recording.errors] == ["tier native"]
+    assert "ddiag" not in recording.output
