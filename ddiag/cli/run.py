@@ -47,7 +47,7 @@ MIN_INTERVAL_S = 0.1
     type=click.FloatRange(min=MIN_INTERVAL_S),
     default=1.0,
     show_default=True,
-    help="How often host and devices are looked at.",
+    help="How often host and devices are looked at; less often where that would take more than 1 % of a core.",
 )
 @click.option("--no-report", is_flag=True, help="Only record; diagnose later with ddiag analyze.")
 @message_options

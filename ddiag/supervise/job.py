@@ -49,9 +49,14 @@ class Job:
         self._witness = witness
         self._asked_to_end = False
         self._stopped = self._want_stop = False
+        children_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        if children_ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel throws the exit code away
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            if children_ignored:
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             _become(command, environment, mask, writer)
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:

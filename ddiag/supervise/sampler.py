@@ -20,6 +20,7 @@ from typing import Any
 from ddiag.schema.folder import samples_file
 from ddiag.schema.samples import header
 from ddiag.supervise.devices import Devices, NoDevicesError
+from ddiag.supervise.door import Door
 from ddiag.supervise.host_counters import HostCounters
 from ddiag.supervise.processes import JobProcesses, read_stat
 from ddiag.supervise.sample_file import SampleFile
@@ -82,7 +83,9 @@ def _be_sampler(watched: Watched, file: SampleFile) -> None:
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         close_others({0, 1, 2, file.number})
-        Sampler(watched, file).run()
+        door = Door(lambda _: None)
+        door.run = watched.run
+        door.attempt("sample", lambda: Sampler(watched, file).run())
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
 

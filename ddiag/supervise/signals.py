@@ -79,6 +79,17 @@ def _sleep_until_closed(reader: int, writer: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def occupy_standard_streams() -> None:
+    """See to it that no file of ours gets the number of a standard stream we were started without.
+
+    The job does not inherit what is opened here.
+    """
+    number = -1
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.close(number)
+
+
 def close_others(keep: AbstractSet[int]) -> None:
     """Close every inherited file but *keep*: a helper must not hold the job's pipes open after the job."""
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:

@@ -23,7 +23,7 @@ from ddiag.supervise.job import Ended, Job, run_instead
 from ddiag.supervise.launcher import launcher_word, run_name
 from ddiag.supervise.proc import start_ticks
 from ddiag.supervise.run_folder import Place, open_run
-from ddiag.supervise.signals import Witness, hold
+from ddiag.supervise.signals import Witness, hold, occupy_standard_streams
 
 DEFAULT_OUT = "ddiag-runs"
 
@@ -74,6 +74,7 @@ def supervise(
         say(f"recording into {place.path}")
     if needs_exporting(command):
         say("mpirun has its own -x: add -x PYTHONPATH -x DDIAG_RUN, or other nodes are not recorded")
+    occupy_standard_streams()
     mask = hold()
     job = Job(command, prepared.environment, mask, Witness())
     sampler = door.attempt("watch host and devices", lambda: _start_sampler(place, job.pid, options))

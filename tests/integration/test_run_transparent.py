@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddiag.schema.samples import read_samples
 from tests.integration.running import (
     PYTHON,
     alive,
@@ -189,6 +190,34 @@ def test_inherited_files_stay_open_and_no_other_is(tmp_path: Path) -> None:
     assert ours.stdout == bare.stdout
     assert str(writer) in bare.stdout.decode()
     os.close(reader)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_job_started_without_some_standard_streams_has_none_of_ours(closed: str, tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys, time\n"
+        "files = sorted(int(name) for name in os.listdir('/proc/self/fd'))\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(files))\n"
+        "time.sleep(.5)\n"
+    )
+    bare = ["sh", "-c", f'exec "$@" {closed}', "sh", PYTHON, "-c", code, str(tmp_path / "bare")]
+    words = recorded(tmp_path / "runs", "--no-report", "--sample-interval", "0.1")
+    ours = ["sh", "-c", f'exec "$@" {closed}', "sh", *words, PYTHON, "-c", code, str(tmp_path / "ours")]
+    assert (run(bare).returncode, run(ours).returncode) == (0, 0)
+    assert (tmp_path / "ours").read_text() == (tmp_path / "bare").read_text()
+    _, lines = read_samples(next((only_run(tmp_path / "runs") / "nodes").glob("*.samples")))
+    kinds = [line["kind"] for line in lines]
+    assert kinds.count("sample") >= 2
+    assert kinds[-1] == "end"
+
+
+def test_an_ignored_sigchld_does_not_cost_the_exit_code(tmp_path: Path) -> None:
+    wrapper = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    job = "import signal, sys; sys.exit(40 + (signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN))"
+    done = run([PYTHON, "-c", wrapper, *recorded(tmp_path / "runs", "--no-report"), PYTHON, "-c", job])
+    assert done.returncode == 41
 
 
 def test_helpers_do_not_hold_the_jobs_pipes_open(tmp_path: Path) -> None:
