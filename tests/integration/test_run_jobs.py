@@ -152,7 +152,7 @@ def test_ctrl_c_of_a_training_ends_like_without(tmp_path: Path) -> None:
     assert interrupted(recorded(tmp_path / "runs", "--no-report"), "ours") == interrupted([], "bare")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_loader_workers_are_watched_as_workers_and_never_recorded(method: str, tmp_path: Path) -> None:
     job = script(
         tmp_path,
@@ -245,6 +245,7 @@ def test_steps_asked_for_are_profiled_on_every_rank(tmp_path: Path) -> None:
         assert profiled == [4, 5, 6, 7]  # the trace of 4 to 6 is written during 7
 
 
+@pytest.mark.long
 def test_steps_that_become_slow_are_profiled(tmp_path: Path) -> None:
     job = script(
         tmp_path,
@@ -261,6 +262,7 @@ def test_steps_that_become_slow_are_profiled(tmp_path: Path) -> None:
     assert int(trace.parent.name.split("-")[1]) > 85
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_leaves_a_folder_that_reads_while_the_job_goes_on(tmp_path: Path) -> None:
     with start(
         [*recorded(tmp_path / "runs"), *_torchrun(tmp_path)], cwd=tmp_path, env=environment(STEPS="2000")
