@@ -66,7 +66,9 @@ class Activation:
             who = identity()
             if recorder.current is not None and who == self.identity:
                 return
-            if self._turns < MAX_TURNS:
+            if self._turns >= MAX_TURNS:
+                self.run = None  # it keeps failing, or joining: stop trying
+            else:
                 self._begin(self.run, who)
 
     def _begin(self, run: Path, who: Identity) -> None:

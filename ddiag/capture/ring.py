@@ -6,6 +6,7 @@ fills only its own slot.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
@@ -19,6 +20,7 @@ from ddiag.schema.ring import RingHeader
 CAPACITY = 32_768
 """4 MiB: what a process's resident set grows by once the ring has gone round."""
 
+_BLOCK = 1 << 20
 _RECORD_WORDS = layout.RECORD_BYTES // 8
 _HEADER_WORDS = layout.HEADER_BYTES // 8
 _END_WORD = layout.END_OFFSET // 8
@@ -31,10 +33,14 @@ _CLOSED = layout.CLOSED_OFFSET // 8
 
 def reserve(file: int, size: int) -> None:
     """Take the space now: on a full disk a later write into the mapping would kill the job with SIGBUS."""
-    if hasattr(os, "posix_fallocate"):
+    try:
         os.posix_fallocate(file, 0, size)
-    else:
-        os.write(file, bytes(size))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        # Not every file system can (ZFS); writing zeros takes the space as well.
+        for at in range(0, size, _BLOCK):
+            os.pwrite(file, bytes(min(_BLOCK, size - at)), at)
 
 
 class RingWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -103,6 +104,18 @@ def test_threads_share_it_without_losing_or_mixing_records(tmp_path: Path) -> No
 def test_a_full_disk_is_an_error_when_the_ring_is_made_not_later(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"space|large|quota"):
         RingWriter.create(tmp_path / "a.ring", _header(2**45))
+
+
+def test_where_space_cannot_be_reserved_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(_file: int, _offset: int, _size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    _begin(RingWriter.create(tmp_path / "a.ring", _header(20_000)), 5)
+    found = (tmp_path / "a.ring").stat()
+    assert found.st_size == ring.ring_bytes(20_000)
+    assert found.st_blocks * 512 >= found.st_size
+    assert len(_read(tmp_path / "a.ring", 20_000)) == 1
 
 
 def test_the_header_is_never_shared_by_two_writers(tmp_path: Path) -> None:
