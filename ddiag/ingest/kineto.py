@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -30,6 +30,8 @@ def read(source: Source, text: PlainText) -> Trace:
     stream = EventStream(text)
     if not stream.has_events:
         raise UnusableError("no traceEvents in it")
+    if _is_own_export(stream.metadata):
+        raise UnusableError("written by `ddiag export --perfetto`; give the traces it was made from")
     collector = Collector()
     with _collection_paused():
         for events in stream:
@@ -65,6 +67,12 @@ def read(source: Source, text: PlainText) -> Trace:
         dropped=collector.dropped + stream.dropped,
         notes=_notes(collector, stream, text),
     )
+
+
+def _is_own_export(metadata: Mapping[str, object]) -> bool:
+    """All ranks of a run in one file, for looking at: as evidence it would be one rank that does everything."""
+    about = metadata.get("otherData")
+    return isinstance(about, dict) and "ddiag" in about
 
 
 @contextmanager

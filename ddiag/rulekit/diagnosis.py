@@ -258,6 +258,9 @@ def _too_little(signals: Signals, checked: int) -> str:
             "are missing or do not show the same calls; only with all ranks of a group can waiting for one of them be "
             "told from a slow transfer"
         )
+    alone = _seen_alone(signals)
+    if alone:
+        return alone
     if budget.n_steps < FEWEST_STEPS:
         if budget.source == "window":
             seen = "the trace marks no steps; profile 5 or more of them, calling prof.step() after each"
@@ -265,6 +268,17 @@ def _too_little(signals: Signals, checked: int) -> str:
             seen = f"it covers {'no complete step' if budget.n_steps == 0 else 'one step'}; profile 5 or more steps"
         return f"nothing stands out, but {seen}"
     return ""
+
+
+def _seen_alone(signals: Signals) -> str:
+    """One rank of several cannot show that nobody waits for it: the late rank is the one that does not wait."""
+    facts, comm = signals.get(JobFacts), signals.get(Collectives)
+    if facts is None or comm is None or comm.matched_ranks > 1 or (facts.world_size or 1) < 2:
+        return ""
+    return (
+        f"nothing stands out on {name_ranks(facts.ranks)} of {facts.world_size}, but the rank the others wait for is the "
+        "one that does not wait itself; profile all ranks over the same steps"
+    )
 
 
 def _all_clear(signals: Signals, coverage: Coverage, checked: int) -> str:

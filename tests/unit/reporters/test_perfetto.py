@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from ddiag.analysis import derive
+from ddiag.errors import InputError
 from ddiag.ingest import load
 from ddiag.model.run import Run
 from ddiag.model.signals import Signals
@@ -155,7 +156,13 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     run = a_run(0)
     diagnosis: Diagnosis = diagnosed()[0]
     path = tmp_path / "rank0.json"
-    path.write_text(PerfettoReporter().render(diagnosis, derive(run), run), encoding="utf-8")
+    text = PerfettoReporter().render(diagnosis, derive(run), run)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="written by `ddiag export --perfetto`"):
+        load([str(path)])
+    document = json.loads(text)
+    del document["otherData"]
+    path.write_text(json.dumps(document), encoding="utf-8")
     again = load([str(path)])
     for name, columns in {
         "kernels": ["stream", "name", "kind", "start_ns", "end_ns", "correlation"],

@@ -146,3 +146,12 @@ def test_low_confidence_is_said() -> None:
 
 def test_a_name_keeps_its_spelling_at_the_start_of_the_headline() -> None:
     assert concluded(finding(title="aten::item lets the device run dry", ms=50.0)).verdict.headline.startswith("aten::")
+
+
+def test_one_rank_of_many_is_no_clean_bill() -> None:
+    one = {"collectives": {"matched_ranks": 1}, "job_facts": {"ranks": (3,), "world_size": 8}}
+    verdict = concluded(late_ranks=None, **one).verdict
+    assert verdict.status is Status.INCONCLUSIVE
+    assert "nothing stands out on rank 3" in verdict.headline
+    alone = concluded(job_facts={"ranks": (0,), "world_size": 1}).verdict
+    assert alone.status is Status.HEALTHY
