@@ -28,6 +28,7 @@ from ddiag.capture.activate import ACTIVATION
 from ddiag.capture.door import quietly
 from ddiag.capture.identity import start_ticks
 from ddiag.schema.folder import (
+    DISABLE_VARIABLE,
     RUN_JSON,
     Manifest,
     folder_name,
@@ -60,7 +61,7 @@ class Recording:
     def start(self) -> Recording:
         """Begin, unless ``ddiag run`` (or an earlier call) already has."""
         with quietly("record"):
-            if ACTIVATION.run is None:
+            if ACTIVATION.run is None and os.environ.get(DISABLE_VARIABLE) != "1":
                 self._begin()
         return self
 
@@ -80,16 +81,17 @@ class Recording:
 
     def step(self) -> None:
         """Say that a training step ends here; for loops whose optimizer is none of torch's."""
-        active = recorder.current
-        if active is None:
-            ACTIVATION.joined()
-            active = recorder.current
         with quietly("record.step"):
-            if active is not None:
-                active.engine_step()
+            if recorder.current is None:
+                ACTIVATION.joined()
+            if recorder.current is not None:
+                recorder.current.engine_step()
 
     def phase(self, name: str) -> _NamedPhase:
         """``with recording.phase("input"): …`` names what ddiag cannot see: input, forward, evaluation, checkpoint …"""
+        known = [one.name.lower() for one in Phase if one is not Phase.NONE]
+        if name.lower() not in known:
+            raise ValueError(f"no phase {name!r}; there are {', '.join(known)}")
         return _NamedPhase(Phase[name.upper()])
 
     def _begin(self) -> None:
