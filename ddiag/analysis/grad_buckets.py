@@ -188,9 +188,9 @@ def _accumulation(host: Backward, reducing: Times) -> tuple[int, int]:
     synced[reducing] = True
     # Passes before the first optimizer step may be cut by the beginning of the capture, those after the last by its
     # end.
-    whole = range(1, len(starts)) if len(starts) > 1 else range(1)
-    passes = [int((epoch == k).sum()) for k in whole]
-    with_reduction = [int((synced & (epoch == k)).sum()) for k in whole]
+    whole = slice(1, len(starts)) if len(starts) > 1 else slice(0, 1)
+    counts = (np.bincount(chosen, minlength=len(starts) + 1) for chosen in (epoch, epoch[synced]))
+    passes, with_reduction = (found[whole] for found in counts)
     return max(round(float(np.median(passes))), 1), max(round(float(np.median(with_reduction))), 1)
 
 

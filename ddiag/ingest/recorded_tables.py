@@ -60,12 +60,7 @@ class Context:
         """Texts by id; null for *none* and for ids whose text is lost."""
         known = np.asarray(ids, dtype=np.int64)
         valid = (known >= 0) & (known < len(self.names)) & (known != none)
-        unique, where = np.unique(known[valid], return_inverse=True)
-        texts = np.array([self.names[k] for k in unique], dtype=object)
-        out = np.full(known.size, None, dtype=object)
-        if unique.size:
-            out[valid] = texts[where]
-        return pl.Series(out.tolist(), dtype=pl.String)
+        return pl.Series([*self.names, None], dtype=pl.String).gather(np.where(valid, known, len(self.names)))
 
     def wall(self, mono: npt.NDArray[Any]) -> pl.Series:
         """Unix ns; null where the time was never written."""
@@ -87,6 +82,13 @@ def tables_of(records: Records, context: Context) -> dict[str, pl.DataFrame]:
 def _of(records: Records, kind: Kind) -> Records:
     chosen: Records = records[records["kind"] == kind]
     return chosen
+
+
+def _words(words: dict[int, str], numbers: npt.NDArray[Any]) -> pl.Series:
+    """The word for each number; null where there is none."""
+    last = max(words)
+    by_number = pl.Series([words.get(number) for number in range(last + 2)], dtype=pl.String)
+    return by_number.gather(np.minimum(numbers.astype(np.int64), last + 1))
 
 
 def _end(records: Records) -> npt.NDArray[np.int64]:
@@ -123,7 +125,7 @@ def _spans(records: Records, names: dict[int, str], context: Context) -> pl.Data
         {
             "rank": np.full(records.size, context.rank, dtype=np.int32),
             "step": records["step"].astype(np.int64),
-            "phase": pl.Series([names[int(op)] for op in records["op"]], dtype=pl.String),
+            "phase": _words(names, records["op"]),
             "tid": records["thread"].astype(np.int64),
             "start_ns": context.wall(records["start_ns"]),
             "end_ns": context.wall(_end(records)),
@@ -146,7 +148,7 @@ def _collectives(records: Records, context: Context) -> pl.DataFrame:
     unseen = late | ((flags & Flag.END_UNKNOWN) != 0)
     end = np.where(unseen | (records["state"] == State.FAILED), 0, _end(records))
     group = context.name(records["group"])
-    op = pl.Series([_OPS.get(int(op), "unknown") for op in records["op"]], dtype=pl.String)
+    op = _words(_OPS, records["op"]).fill_null("unknown")
     backend = group.replace_strict(context.backends, default="gloo", return_dtype=pl.String).fill_null("gloo")
     on_device = pl.Series((flags & Flag.DEVICE_TIMED) != 0)
     table = pl.DataFrame(
@@ -165,7 +167,7 @@ def _collectives(records: Records, context: Context) -> pl.DataFrame:
             "enqueue_ns": context.wall(records["enqueue_ns"]),
             "external_id": np.full(records.size, -1, dtype=np.int64),
             "label": context.name(records["label"]),
-            "phase": pl.Series([_PHASES.get(int(phase), "none") for phase in records["phase"]], dtype=pl.String),
+            "phase": _words(_PHASES, records["phase"]).fill_null("none"),
             "asynchronous": (flags & Flag.ASYNC) != 0,
             "no_sync": (flags & Flag.NO_SYNC) != 0,
             "sampled": (flags & (Flag.SAMPLED | Flag.END_UNKNOWN)) != 0,
@@ -188,7 +190,7 @@ def _copies(records: Records, context: Context) -> pl.DataFrame:
             "rank": np.full(records.size, context.rank, dtype=np.int32),
             "device": np.full(records.size, -1, dtype=np.int32),
             "stream": np.full(records.size, -1, dtype=np.int64),
-            "direction": pl.Series([_COPIES[int(op)] for op in records["op"]], dtype=pl.String),
+            "direction": _words(_COPIES, records["op"]),
             "bytes": records["bytes_in"].astype(np.int64),
             "start_ns": context.wall(records["start_ns"]),
             "end_ns": context.wall(_end(records)),
