@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import which
@@ -162,19 +161,24 @@ class Sampler:
         if ports:
             self._tell("ib_ports", ports=ports)
         if self._devices is not None:
-            topology = _topology(subprocess.run)
+            topology = _topology()
             if topology:
                 self._tell("topology", text=topology)
 
 
-def _topology(run: Callable[..., subprocess.CompletedProcess[str]]) -> str:
+def _topology() -> str:
     """``nvidia-smi topo -m``: how devices and NICs hang together."""
     program = which("nvidia-smi")
     if program is None:
         return ""
     try:
-        done = run(
-            [program, "topo", "-m"], capture_output=True, text=True, timeout=_TOPOLOGY_LIMIT_S, stdin=subprocess.DEVNULL
+        done = subprocess.run(
+            [program, "topo", "-m"],
+            capture_output=True,
+            text=True,
+            timeout=_TOPOLOGY_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
