@@ -18,6 +18,7 @@ from ddiag.supervise.signals import ENDING
 
 _OTHERS_LIMIT_S = 30.0
 """How long the founder waits for the supervisors of other nodes before it diagnoses."""
+_LOOK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,13 @@ class Finish:
     def _others_ended(self) -> bool:
         """Wait a while for the other nodes; False when somebody wants us to end instead."""
         until = time.monotonic() + (1.0 if self.ended.asked_to_end else _OTHERS_LIMIT_S)
-        while time.monotonic() < until and any(node.end_wall_ns is None for node in read_nodes(self.place.path)):
-            if signal.sigtimedwait(ENDING, 0.2) is not None:
+        ended: set[str] = set()
+        while time.monotonic() < until:
+            nodes = read_nodes(self.place.path, but=ended)
+            ended |= {node.key for node in nodes if node.end_wall_ns is not None}
+            if all(node.end_wall_ns is not None for node in nodes):
+                break
+            if signal.sigtimedwait(ENDING, _LOOK_AGAIN_S) is not None:
                 return False
         return True
 

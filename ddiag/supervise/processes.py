@@ -164,15 +164,18 @@ class JobProcesses:
         for files in find_processes(self._run):
             if files.ring in self._looked_at:
                 continue
+            stat = read_stat(files.pid)
             try:
-                with files.ring.open("rb") as file:
-                    header = unpack_header(file.read(HEADER_BYTES))
+                if stat is not None and _start_ticks(files.ring) == stat.start_ticks:
+                    self._ranks[files.pid] = files.rank
             except (OSError, InputError):
                 continue  # being written right now
             self._looked_at.add(files.ring)
-            stat = read_stat(files.pid)
-            if stat is not None and stat.start_ticks == header.start_ticks:
-                self._ranks[files.pid] = header.rank
+
+
+def _start_ticks(ring: Path) -> int:
+    with ring.open("rb") as file:
+        return unpack_header(file.read(HEADER_BYTES)).start_ticks
 
 
 def _all_pids() -> list[int]:

@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -53,6 +54,8 @@ class Node:
     exit_code: int | None = None
     member: str = ""
     """Which of the processes a scheduler started; empty when none says."""
+    key: str = ""
+    """Name of its file."""
 
 
 def scheduler_job(environment: Mapping[str, str]) -> tuple[str, str]:
@@ -135,16 +138,28 @@ def _join(out: Path, mark: Path, ours: Manifest, member: str) -> Place | None:
     age_s = (ours.start_wall_ns - manifest.start_wall_ns) / 1e9
     if manifest.end_wall_ns is not None or (not member and abs(age_s) > JOIN_WITHIN_S):
         return None
-    nodes = read_nodes(path)
-    taken = {node.member for node in nodes} if member else {node.host for node in nodes}
-    if (member or ours.host) in taken:
+    if member:
+        taken = any((path / NODES).glob(f"*{_member_mark(member)}.json"))
+    else:
+        taken = ours.host in {node.host for node in read_nodes(path)}
+    if taken:
         return None
     return _registered(Place(path, replace(ours, name=manifest.name), member, founder=False))
 
 
-def _node_file(run: Path, manifest: Manifest) -> Path:
-    host = re.sub(r"[^A-Za-z0-9._-]", "_", manifest.host)
-    return run / NODES / f"{host}-{manifest.supervisor_pid}.json"
+def _node_file(place: Place) -> Path:
+    ours = place.manifest
+    mark = _member_mark(place.member) if place.member else ""
+    return place.path / NODES / f"{_clean(ours.host)}-{ours.supervisor_pid}{mark}.json"
+
+
+def _member_mark(member: str) -> str:
+    """In the file's name, so that thousands of tasks that join do not have to read each other's files."""
+    return f".task{_clean(member)}"
+
+
+def _clean(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
 
 
 def _registered(place: Place) -> Place:
@@ -156,16 +171,19 @@ def write_node(place: Place, exit_code: int | None) -> None:
     """Say that this supervisor takes part, or (with an exit code) that its part has ended."""
     ours = place.manifest
     end = None if exit_code is None else time.time_ns()
-    node = Node(ours.host, ours.supervisor_pid, ours.start_wall_ns, end, exit_code, place.member)
-    write_whole(_node_file(place.path, ours), json.dumps(asdict(node)) + "\n")
+    values = asdict(Node(ours.host, ours.supervisor_pid, ours.start_wall_ns, end, exit_code, place.member))
+    del values["key"]
+    write_whole(_node_file(place), json.dumps(values) + "\n")
 
 
-def read_nodes(run: Path) -> list[Node]:
-    """Every supervisor of a run; files that cannot be read (being replaced) are left out."""
+def read_nodes(run: Path, *, but: AbstractSet[str] = frozenset()) -> list[Node]:
+    """Every supervisor of a run but those whose keys are given; files that are being replaced are left out."""
     found = []
     for path in sorted((run / NODES).glob("*.json")):
+        if path.name.endswith(".env.json") or path.name in but:
+            continue
         try:
-            found.append(Node(**json.loads(path.read_text(encoding="utf-8"))))
+            found.append(Node(**json.loads(path.read_text(encoding="utf-8")), key=path.name))
         except (OSError, ValueError, TypeError):
             continue
     return found
