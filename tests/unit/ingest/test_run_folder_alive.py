@@ -77,9 +77,12 @@ def test_it_reads_after_a_kill_at_any_instant(tmp_path: Path, seed: int) -> None
     process.send_signal(signal.SIGKILL)
     process.wait()
     try:
-        assert _is_whole(tmp_path) <= 256
+        records = _is_whole(tmp_path)
     except InputError as error:  # killed before the first step: the ring is there, and empty
-        assert "nothing" in str(error) or "trained" in str(error)
+        records, said = 0, str(error)
+        if not ("nothing" in said or "trained" in said):
+            raise
+    assert records <= 256
 
 
 def test_a_rank_that_has_just_begun_is_a_rank_without_steps(tmp_path: Path) -> None:
