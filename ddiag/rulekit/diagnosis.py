@@ -276,8 +276,8 @@ def _seen_alone(signals: Signals) -> str:
     if facts is None or comm is None or comm.matched_ranks > 1 or (facts.world_size or 1) < 2:
         return ""
     return (
-        f"nothing stands out on {name_ranks(facts.ranks)} of {facts.world_size} ranks, but the one others wait for does "
-        "not wait itself; profile all ranks over the same steps"
+        f"nothing stands out on {name_ranks(facts.ranks)} of {facts.world_size} ranks, but the one others wait for "
+        "does not wait itself; profile all ranks over the same steps"
     )
 
 
