@@ -24,7 +24,7 @@ MAX_RANKS = 8
 """Ranks looked at: buckets are the same on all of them."""
 MIN_PARAMETERS = 4
 """Parameters from which "one call per parameter" is not a coincidence."""
-_BUCKET = r"^ddp\d+/bucket"
+_BUCKET = r"^(?:ddp\d+|zero)/bucket"
 """Label of a bucket in a recording."""
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _INTEGERS = r"(?i)^(?:nccl)?(?:c10::)?(?:u?int|long|byte|char|bool|short|i32|i64)"

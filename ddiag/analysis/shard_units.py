@@ -21,8 +21,10 @@ _FRAMEWORKS = (
     ("deepspeed", ("PartitionedParameterCoordinator", "partition_parameters.py", "deepspeed/runtime/zero/stage3")),
 )
 """Names of spans by framework, first match; FSDP1 also has spans named FSDP::."""
-_LABELS = {"fsdp": "fsdp2", "fsdp1": "fsdp1", "fsdp2": "fsdp2", "zero": "deepspeed"}
-"""What recordings call the units."""
+_UNIT_LABEL = r"^(fsdp|zero)/"
+"""Labels of parameter gathers in a recording; ZeRO-1 and 2 gather once, after the update ("zero/step") …"""
+_NOT_UNITS = r"^zero/(?:step|bucket)"
+"""… and that is not sharding of parameters."""
 MIN_GATHER_BYTES = 1024
 """Smaller gathers carry metadata or metrics."""
 MIN_GATHERS = 1.5
@@ -69,11 +71,11 @@ def sharding_framework(run: Run, collectives: Collectives) -> str:
     gathers = table.filter((pl.col("op") == "all_gather") & _large())
     if gathers.is_empty():
         return ""
-    labels = (
-        table["label"].drop_nulls().str.extract(r"^(fsdp1|fsdp2|fsdp|zero)", 1).drop_nulls().unique().sort().to_list()
-    )
-    if labels:
-        return _LABELS[labels[0]]
+    named = gathers.filter(~pl.col("label").str.contains(_NOT_UNITS))
+    units = named["label"].drop_nulls().str.extract(_UNIT_LABEL, 1).drop_nulls().unique().sort().to_list()
+    if units:
+        api = run.table("config").filter(pl.col("key") == "fsdp.api")["value"].to_list()
+        return "deepspeed" if units[0] == "zero" else f"fsdp{api[0] if api else 2}"
     names = where_name(run.table("ops"), _is_sharding)["name"].cast(pl.String).unique().to_list()
     for framework, marks in _FRAMEWORKS:
         if any(mark in name for mark in marks for name in names):

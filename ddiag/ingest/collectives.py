@@ -31,7 +31,7 @@ _ENQUEUE_SPAN = re.compile(r"^(?:nccl|xccl|hccl|cncl|ccl|oneccl):")
 _HOST_OP = re.compile(r"^c10d::")
 _RECORD = "record_param_comms"
 NOT_A_CALL = frozenset({"wait", "init", "", "startcoalescing", "endcoalescing"})
-_GPU_ANNOTATION = 3
+GPU_ANNOTATION = 3
 _MAX_DEPTH = 12
 """Communication spans nest at most this deep around a launch."""
 _SAME_KERNEL = {"reduce_scatter": ("all_reduce", "reduce"), "all_gather": ("all_gather", "broadcast")}
@@ -65,7 +65,7 @@ class HostCalls:
 def host_calls(names: list[str], ops: dict[str, IntColumn]) -> HostCalls:
     """The rows of *ops* (columns of codes and times) that are about communication, on host threads."""
     roles = np.array([_role(name) for name in names], dtype=np.int8) if names else np.zeros(1, dtype=np.int8)
-    rows = np.flatnonzero((roles[ops["name"]] > 0) & (ops["kind"] != _GPU_ANNOTATION))
+    rows = np.flatnonzero((roles[ops["name"]] > 0) & (ops["kind"] != GPU_ANNOTATION))
     rows = rows[np.argsort(ops["start_ns"][rows], kind="stable")]
     role = roles[ops["name"][rows]]
     kinds: Codes[tuple[int, int, int]] = Codes()

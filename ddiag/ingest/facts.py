@@ -29,8 +29,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Device:
-    name: str | None
-    memory_bytes: int | None
+    name: str | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,21 @@ def _devices(value: object) -> dict[int, Device]:
 
 
 def _versions(metadata: dict[str, Any], info: dict[str, Any]) -> str | None:
-    said = [f"{label} {metadata[key]}" for key, label in _VERSIONS if isinstance(metadata.get(key), (int, float, str))]
+    said = [
+        f"{label} {_readable(label, metadata[key])}"
+        for key, label in _VERSIONS
+        if isinstance(metadata.get(key), (int, float, str))
+    ]
     if isinstance(info.get("nccl_version"), str):
         said.append(f"NCCL {info['nccl_version']}")
     return ", ".join(said) or None
+
+
+def _readable(label: str, version: object) -> str:
+    """12040 -> 12.4 (CUDA), 60443483 -> 6.4.43483 (HIP)."""
+    number = to_int(version, -1) if isinstance(version, int) else -1
+    if label.startswith("CUDA ") and number >= 1000:
+        return f"{number // 1000}.{number % 1000 // 10}"
+    if label.startswith("HIP ") and number >= 10_000_000:
+        return f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
+    return str(version)

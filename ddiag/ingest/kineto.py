@@ -11,8 +11,8 @@ import polars as pl
 
 from ddiag.ingest.call_table import CallFacts
 from ddiag.ingest.collect import Collector
-from ddiag.ingest.collectives import Shapes
-from ddiag.ingest.facts import Facts, Group, read_facts
+from ddiag.ingest.collectives import GPU_ANNOTATION, Shapes
+from ddiag.ingest.facts import Device, Facts, Group, read_facts
 from ddiag.ingest.file_rank import rank_from_name
 from ddiag.ingest.frames import Columns, Tables, build
 from ddiag.ingest.sources import PlainText, Source
@@ -22,6 +22,9 @@ from ddiag.ingest.trace import Trace, UnusableError
 LATEST_NS = 4 * 10**18
 """Later than this (year 2096), base and timestamp were not meant to be added."""
 UNKNOWN_GROUP = "unknown"
+_DRIVING = (r"^ProfilerStep", r"^(?:Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.forward)")
+_AUTOGRAD = "autograd::engine::evaluate_function"
+_NO_OPS = pl.DataFrame(schema={"tid": pl.Int64, "kind": pl.String, "name": pl.String})
 _TIMES = ("start_ns", "end_ns", "ts_ns", "enqueue_ns")
 
 
@@ -43,7 +46,7 @@ def read(source: Source, text: PlainText) -> Trace:
     if not tables:
         raise UnusableError(_why_empty(collector, stream))
     rank = facts.rank if facts.rank is not None else _rank_from_calls(collector)
-    device = _device_used(tables)
+    device = _device(facts, tables)
     return Trace(
         source=source,
         kind="kineto",
@@ -57,8 +60,8 @@ def read(source: Source, text: PlainText) -> Trace:
         tables=_shift(tables, facts.base_ns),
         main_tid=_main_thread(tables, launches, ops),
         device_kind=_device_kind(facts, collector, tables),
-        device_name=facts.devices[device].name if device in facts.devices else None,
-        device_memory_bytes=facts.devices[device].memory_bytes if device in facts.devices else None,
+        device_name=device.name,
+        device_memory_bytes=device.memory_bytes,
         with_stack=facts.with_stack or bool((ops["kind"] == 2).any()),
         profile_memory=facts.profile_memory or "memory" in tables,
         versions=facts.versions,
@@ -127,27 +130,31 @@ def _folder(source: Source) -> str:
 
 
 def _main_thread(tables: Tables, launches: Columns, ops: Columns) -> int | None:
-    """The thread that takes the profiler's steps; else the one with most launches; else with most operators.
+    """The thread that drives training: takes the steps, else runs the optimizer, else launches or computes most.
 
     In training most launches may come from autograd's thread, which drives nothing.
     """
-    marks = tables["ops"].filter(pl.col("kind") == "annotation") if "ops" in tables else pl.DataFrame()
-    steps = marks.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")) if len(marks) else marks
-    marked = steps["tid"].to_numpy() if len(steps) else np.zeros(0, dtype=np.int64)
-    for threads in (marked, launches["tid"], ops["tid"][ops["kind"] == 0], ops["tid"][ops["kind"] != 3]):
+    named = tables["ops"].select("tid", "kind", pl.col("name").cast(pl.String)) if "ops" in tables else _NO_OPS
+    marks, autograd = named.filter(pl.col("kind") == "annotation"), named["name"].str.starts_with(_AUTOGRAD)
+    backward = named.filter(autograd)["tid"].unique().to_numpy()
+    candidates = [marks.filter(pl.col("name").str.contains(pattern))["tid"].to_numpy() for pattern in _DRIVING]
+    for threads in (launches["tid"], ops["tid"][ops["kind"] == 0], ops["tid"][ops["kind"] != GPU_ANNOTATION]):
+        candidates += [threads[~np.isin(threads, backward)], threads]
+    for threads in candidates:
         if len(threads):
             values, counts = np.unique(threads, return_counts=True)
             return int(values[np.argmax(counts)])
     return None
 
 
-def _device_used(tables: Tables) -> int | None:
-    """The device most work ran on."""
+def _device(facts: Facts, tables: Tables) -> Device:
+    """The device most work ran on. ROCm numbers devices otherwise than it lists them: then all must be alike."""
     for name in ("kernels", "copies"):
         if name in tables:
-            counts = tables[name]["device"].value_counts(sort=True)
-            return int(counts["device"][0])
-    return None
+            used = int(tables[name]["device"].value_counts(sort=True)["device"][0])
+            alike = set(facts.devices.values())
+            return facts.devices.get(used) or (alike.pop() if len(alike) == 1 else Device())
+    return Device()
 
 
 def _device_kind(facts: Facts, collector: Collector, tables: Tables) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from ddiag.ingest.facts import Group
 
 MAX_VALUE_CHARACTERS = 2000
-_NOT_SETTINGS = ("group", "group_destroyed", "activated")
+_NOT_SETTINGS = ("group", "group_destroyed", "activated", "fsdp_unit", "device_memory", "hook_missing", "ddp_buckets")
+"""Facts of single things or moments."""
 _NOISE = ("t", "kind")
 
 
@@ -26,6 +27,8 @@ class ProcessFacts:
     host: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
     tier: Mapping[str, Any] = field(default_factory=dict)
+    unwatched: list[str] = field(default_factory=list)
+    """What a hook looked for and did not find in this version of its framework."""
     unreadable: int = 0
     """Lines that are no facts (a last line cut short does not count)."""
 
@@ -73,6 +76,10 @@ def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
         found.host = None if fact.get("host") is None else str(fact["host"])
     if kind == "tier":
         found.tier = fact
+    if kind == "fsdp_unit" and fact.get("api"):
+        found.settings["fsdp.api"] = str(fact["api"])
+    if kind == "hook_missing":
+        found.unwatched += [f"{fact.get('hook')}: {name}" for name in fact.get("names") or ()]
     if kind and kind not in _NOT_SETTINGS:
         found.settings |= dict(flattened(kind, {key: value for key, value in fact.items() if key not in _NOISE}))
 

@@ -26,7 +26,13 @@ _OPS = {int(op): op.name.lower() for op in Op}
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 _PAUSES = {int(Pause.GC): "gc", int(Pause.ALLOC_RETRY): "alloc_retry", int(Pause.OOM): "oom"}
 _UNITS = {int(unit): unit.name.lower() for unit in Unit}
-_COPIES = {int(Copy.H2D): "h2d", int(Copy.D2H): "d2h", int(Copy.SWAP_IN): "swap_in", int(Copy.SWAP_OUT): "swap_out"}
+_COPIES = {int(Copy.H2D): "h2d", int(Copy.D2H): "d2h"}
+_HOST_COPIES = {
+    int(Copy.CPU_OPTIMIZER): "cpu_optimizer",
+    int(Copy.SWAP_IN): "swap_in",
+    int(Copy.SWAP_OUT): "swap_out",
+}
+"""Of offloading, what is work of the host rather than of the link between host and device."""
 _SUMMARY_FLAGS = {
     "skipped": StepFlag.OPTIMIZER_SKIPPED,
     "evaluated": StepFlag.EVALUATION,
@@ -107,7 +113,7 @@ def _phases(records: Records, context: Context) -> pl.DataFrame:
         (_waits(records), {int(Op.WAIT): WAIT}, "op"),
         (_of(records, Kind.PAUSE), _PAUSES, "op"),
         (_of(records, Kind.UNIT), _UNITS, "op"),
-        (_of(records, Kind.COPY), {int(Copy.CPU_OPTIMIZER): "cpu_optimizer"}, "op"),
+        (_of(records, Kind.COPY), _HOST_COPIES, "op"),
     )
     parts = [_spans(chosen, names, context) for chosen, names, _ in kinds]
     return pl.concat(parts).sort("start_ns", maintain_order=True)

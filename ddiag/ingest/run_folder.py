@@ -260,6 +260,9 @@ def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
     blind = sorted({str(what) for one in placed for what in one.process.facts.tier.get("blind", ())})
     if tiers and blind:
         notes.append(f"communication recorded by: {', '.join(sorted(tiers))}; not seen: {', '.join(blind)}")
+    unwatched = sorted({what for one in placed for what in one.process.facts.unwatched})
+    if unwatched:
+        notes.append(f"not watched, as this version lacks what the recorder looks for: {', '.join(unwatched)}")
     for run in job.folders:
         source = run.own.get("errors.jsonl")
         found = problems(_whole(source)) if source is not None else []

@@ -25,8 +25,8 @@ def recorded_optimizer(run: Run, windows: StepWindows) -> OptimizerStep | None:
         return None
     mean_ms, step_ms = sum(ms) / len(ms), sum(mean_step_ms(windows, rank) for rank in ranks) / len(ranks)
     return OptimizerStep(
-        name="",
-        implementation="unknown",
+        name=_name(run),
+        implementation="cpu" if any(len(in_phase(run, rank, "cpu_optimizer")) for rank in ranks) else "unknown",
         ms_per_step=mean_ms,
         host_ms_per_step=mean_ms,
         kernels_per_step=0.0,
@@ -34,6 +34,13 @@ def recorded_optimizer(run: Run, windows: StepWindows) -> OptimizerStep | None:
         skipped_steps=_most(steps, "skipped"),
         clipped_scaled_steps=_most(steps, "clipped_scaled"),
     )
+
+
+def _name(run: Run) -> str:
+    """The optimizer's class, where an engine told it."""
+    config = run.table("config")
+    found = config.filter(pl.col("key") == "deepspeed.inner_optimizer")["value"].to_list()
+    return str(found[0]) if found else ""
 
 
 def _most(steps: pl.DataFrame, flag: str) -> int:
