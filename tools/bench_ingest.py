@@ -27,7 +27,7 @@ SOURCE = (
     REPOSITORY.parent / "shared/data/facebookresearch+HolisticTraceAnalysis/df_index_resolver/df_index_resolver.json.gz"
 )
 REPEATS, RANKS = 4, 8
-MIN_SPEEDUP, MAX_MEMORY_SHARE, MAX_FLOORS, MIN_SCALING = 15.0, 0.25, 3.0, 1.5
+MIN_SPEEDUP, MAX_MEMORY_SHARE, MAX_FLOORS, MIN_SCALING = 15.0, 0.25, 3.0, 1.4
 
 MEASURE = """
 import json, resource, sys, time

@@ -221,6 +221,15 @@ def test_the_main_thread_takes_the_steps_not_the_most_launches(read: Any) -> Non
     assert read(launch(5, 90, tid=10), *backward).table("ranks")["main_tid"].to_list() == [77]
 
 
+def test_without_steps_the_thread_of_the_optimizer_or_at_least_not_autograds_is_main(read: Any) -> None:
+    backward = [launch(20 + k, k, tid=77) for k in range(5)]
+    backward.append(op("autograd::engine::evaluate_function: MmBackward0", 0, 90, tid=77))
+    optimizer = span("user_annotation", "Optimizer.step#SGD.step", 200, 9, tid=10)
+    assert read(optimizer, *backward).table("ranks")["main_tid"].to_list() == [10]
+    assert read(launch(5, 90, tid=12), *backward).table("ranks")["main_tid"].to_list() == [12]
+    assert read(*backward).table("ranks")["main_tid"].to_list() == [77]
+
+
 def test_threads_named_by_words_stay_apart(read: Any) -> None:
     tids = (
         read(op("a", 0, 1, tid="main"), op("b", 0, 1, tid="loader"), op("c", 2, 1, tid="main"))
@@ -252,11 +261,20 @@ def test_device_name_and_memory_are_those_of_the_device_used(read: Any) -> None:
     assert run.table("ranks").select("device_name", "device_memory_bytes").rows() == [("GPU 2", 1002)]
 
 
+def test_a_device_beyond_the_list_is_named_when_all_are_alike(read: Any) -> None:
+    """ROCm: kernels on device 9 of a list of 0 … 7."""
+    devices = [{"id": k, "name": "AMD Instinct MI300X", "totalGlobalMem": 1000} for k in range(2)]
+    beyond = span("kernel", "k", 0, 1, device=9, stream=7)
+    assert read(beyond, deviceProperties=devices).table("ranks")["device_name"].to_list() == ["AMD Instinct MI300X"]
+    devices[0]["name"] = "another"
+    assert read(beyond, deviceProperties=devices).table("ranks")["device_name"].to_list() == [None]
+
+
 def test_versions_flags_and_host_are_kept(read: Any) -> None:
     info = {"backend": "nccl", "rank": 0, "world_size": 2, "nccl_version": "2.21.5"}
     run = read(op("a", 0, 1), with_stack=1, cuda_runtime_version=12040, host_name="n1", distributedInfo=info)
     capture = run.table("captures").row(0, named=True)
-    assert (capture["with_stack"], capture["versions"]) == (True, "CUDA runtime 12040, NCCL 2.21.5")
+    assert (capture["with_stack"], capture["versions"]) == (True, "CUDA runtime 12.4, NCCL 2.21.5")
     assert run.table("ranks").select("host", "backend", "world_size").rows() == [("n1", "nccl", 2)]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import random
+import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,3 +99,19 @@ def test_peeking_takes_nothing_away(tmp_path: Path) -> None:
         assert TEXT.startswith(head)
         assert text.peek(300_000).startswith(head)
         assert text.read(len(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("pack", [lambda data: gzip.compress(data, 1), zstandard.compress], ids=["gzip", "zstd"])
+def test_large_files_are_unpacked_ahead_and_may_be_left_half_read(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "t"
+    data = random.Random(1).randbytes(3 << 20) * 2
+    path.write_bytes(pack(data))
+    assert path.stat().st_size > 1 << 20
+    assert read_all(path) == (data, "")
+    threads = threading.active_count()
+    with open_text(Source(str(path), bytes=path.stat().st_size)) as text:
+        assert data.startswith(text.read(1000))
+        assert threading.active_count() > threads
+    assert threading.active_count() == threads
