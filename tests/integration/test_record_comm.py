@@ -86,14 +86,22 @@ def test_the_native_kernel_numbers_collectives_per_group(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_torch_2_14_needs_no_kernel(tmp_path: Path) -> None:
-    python = other_python(".venv-torch214")
-    recording = record(tmp_path, "zoo", tier="hooks", python=str(python))
-    for rank in recording.ranks:
-        assert rank.tier == "hooks"
-        assert rank.calls == rank.true_calls
-        assert increasing(rank)
-    assert recording.errors == []
+@pytest.mark.parametrize(("environment", "tier"), [(".venv-torch214", "hooks"), (".venv-torch24", "dispatch")])
+def test_the_newest_and_the_oldest_torch_need_no_kernel(tmp_path: Path, environment: str, tier: str) -> None:
+    python = other_python(environment)
+    for job, arguments in (("zoo", ()), ("ddp", ("2", "no_sync"))):
+        recording = record(tmp_path / job, job, *arguments, tier=tier, python=str(python))
+        for rank in recording.ranks:
+            assert rank.tier == tier
+            assert rank.calls == rank.true_calls or (environment, job) == (".venv-torch24", "ddp"), (
+                "no log in torch 2.4"
+            )
+            assert tier == "dispatch" or increasing(rank)
+            assert job != "ddp" or [rank.label(one) for one in rank.collectives][-2:] == [
+                "ddp0/bucket0",
+                "ddp0/bucket1",
+            ]
+        assert recording.errors == []
 
 
 @pytest.fixture(scope="module", params=[BEST])

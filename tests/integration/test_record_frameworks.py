@@ -33,6 +33,9 @@ def test_steps_and_gradients(tmp_path: Path, module: str, job: str) -> None:
         for step in range(3):
             sent = [one for one in rank.collectives if one.step == step and one.phase == Phase.BACKWARD]
             assert {Op(one.op) for one in sent} == {Op.ALL_REDUCE}
-            assert sum(one.bytes_in for one in sent) == truth["bytes"], "once per step: accumulation does not send"
+            gradients = [one for one in sent if rank.label(one) == "ddp0/bucket0"]
+            assert sum(one.bytes_in for one in gradients) == truth["bytes"], "once per step: accumulation does not send"
+            unused = [rank.label(one) for one in sent if one not in gradients]
+            assert unused == (["ddp0/unused"] if rank.facts_of("ddp")[0]["find_unused_parameters"] else [])
         assert len(rank.facts_of("ddp")) == 1
     assert recording.errors == []

@@ -23,6 +23,7 @@ WATCHED: tuple[tuple[str, str], ...] = (
     ("torch.distributed.fsdp._flat_param", "fsdp1"),
     ("torch.distributed.fsdp._runtime_utils", "fsdp1"),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "fsdp2"),
+    ("torch.distributed._composable.fsdp._fsdp_param_group", "fsdp2"),
     ("torch.distributed.pipelining.stage", "pipeline"),
     ("torch.distributed.pipelining.schedules", "pipeline"),
     ("deepspeed.runtime.engine", "deepspeed"),

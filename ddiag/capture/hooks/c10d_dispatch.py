@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
-from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, places, size
+from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, no_async_flag, places, size
 from ddiag.capture.hooks.device_times import Begun, wanted
 from ddiag.capture.hooks.following import follow
 from ddiag.capture.hooks.groups import group_id
@@ -234,8 +234,9 @@ def group_met(_active: Recorder, _group: Any, _name: str, _number: int) -> None:
 
 
 def sees() -> dict[str, Any]:
+    blind = ["steps between the samples", "torch.inference_mode", "end on a device", "end of asynchronous p2p"]
     return {
         "share": "a share of the steps; the first ones always",
         "sees": ["issued from Python", "issued from C++", "end (host backends)"],
-        "blind": ["steps between the samples", "torch.inference_mode", "end on a device", "end of asynchronous p2p"],
+        "blind": [*blind, *no_async_flag()],
     }

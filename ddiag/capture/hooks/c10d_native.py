@@ -10,6 +10,7 @@ from typing import Any
 
 from ddiag.capture.clock import anchor
 from ddiag.capture.hooks import labels, waits
+from ddiag.capture.hooks.c10d_ops import no_async_flag
 from ddiag.capture.identity import start_ticks
 from ddiag.capture.native.build import MODULE, cached
 from ddiag.capture.patches import Patches
@@ -69,10 +70,11 @@ def rewind_buckets(group: Any, reducer: int) -> None:
 
 
 def sees() -> dict[str, Any]:
+    blind = ["torch.inference_mode", "end on a device", "the end of what nobody waits for and has no future"]
     return {
         "share": 1.0,
         "sees": ["issued from Python", "issued from C++", "end (host backends)"],
-        "blind": ["torch.inference_mode", "end on a device", "the end of what nobody waits for and has no future"],
+        "blind": [*blind, *no_async_flag()],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,3 +83,10 @@ def first(value: Any) -> Any:
             return None
         value = value[0]
     return value
+
+
+def no_async_flag() -> list[str]:
+    """What cannot be told of torch's older schemas, which do not say who waits: every call looks asynchronous."""
+    schema = sys.modules["torch"].ops.c10d.allreduce_.default._schema
+    known = any(one.name == "async_op" for one in schema.arguments)
+    return [] if known else ["whether a call is asynchronous"]

@@ -124,6 +124,10 @@ def _look(module: Any, watched: Watched) -> None:
 
 def _label(module: Any, watched: Watched, sizes: list[int]) -> None:
     names = [watched.active.names.id(f"ddp{watched.index}/bucket{at}") for at in range(len(sizes))]
+    if getattr(module, "find_unused_parameters", False):
+        # Before the gradients count, the reducer adds up which parameters were used: an int32 each.
+        sizes = [*sizes, 4 * sum(one.requires_grad for one in module.module.parameters())]
+        names.append(watched.active.names.id(f"ddp{watched.index}/unused"))
     reducers = labels.reducers.setdefault(group_id(module.process_group.group_name), [])
     made = labels.Buckets(sizes, names)
     if watched.buckets in reducers:

@@ -22,8 +22,10 @@ _last_no_sync = (-1, -1)
 
 
 def install(module: ModuleType, patches: Patches) -> None:
-    """*module* is ``torch.distributed.fsdp._fully_shard._fsdp_param_group``."""
-    group = module.FSDPParamGroup
+    """*module* is ``torch.distributed.fsdp._fully_shard._fsdp_param_group`` (before 2.6 in ``_composable``)."""
+    group = vars(module).get("FSDPParamGroup")
+    if group is None or group.__module__ != module.__name__:
+        return
     _missing[:] = [name for name in _METHODS if not hasattr(group, name)]
     gather = opening(Unit.UNSHARD, _label, _to_gather)
     wait = opening(Unit.WAIT_UNSHARD, _label, lambda owner: bool(owner._all_gather_result))

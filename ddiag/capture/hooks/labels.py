@@ -1,7 +1,8 @@
 """What a collective is for: the label of the scope it is issued in, or the bucket of a gradient reducer.
 
-Labels are texts: ``ddp0/bucket3`` (bucket 3 of the first DDP module), ``fsdp/layers.0`` (a sharded unit by its module),
-``zero/…`` (a DeepSpeed scope), ``pp/stage1/mb2`` (a stage of a pipeline and its micro-batch).
+Labels are texts: ``ddp0/bucket3`` (bucket 3 of the first DDP module), ``ddp0/unused`` (which of its parameters were
+used), ``fsdp/layers.0`` (a sharded unit by its module), ``zero/…`` (a DeepSpeed scope), ``pp/stage1/mb2`` (a stage of a
+pipeline and its micro-batch).
 """
 
 from __future__ import annotations
