@@ -284,4 +284,13 @@ def with_traces(run: Run, traces: Run) -> Run:
         dropped_records=run.coverage.dropped_records + traces.coverage.dropped_records,
     )
     known = {name: table for name, table in tables.items() if table is not None}
+    known["ranks"] = _with_devices(run.table("ranks"), traces.table("ranks"))
     return Run(known, coverage, traces)
+
+
+def _with_devices(ranks: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
+    """*ranks* with what the traces say of their devices."""
+    told = seen.filter(pl.col("device_kind") != "cpu").unique("rank", keep="first")
+    facts = ("device_kind", "device_name", "device_memory_bytes")
+    both = ranks.join(told.select("rank", *facts), on="rank", how="left", suffix="_seen", maintain_order="left")
+    return TABLES["ranks"].conform(both.with_columns(pl.coalesce(f"{name}_seen", name).alias(name) for name in facts))
