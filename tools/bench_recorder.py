@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,17 @@ CALL_US = {"native": 2.0, "hooks": 15.0}
 RSS_MB = 10.0
 OUTSIDE_SHARE = 0.01
 SHORTEST_STEP_MS = 50.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the job shall compare."""
+
+    modes: list[str]
+    rounds: int
+    steps: int
+    """Counted ones of a block."""
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,8 @@ def main() -> int:
     print(f"{os.cpu_count()} CPUs, load average {load:.1f} before the benchmark")
     verdicts = Verdicts()
     tiers = options.tiers.split(",") if options.tiers else tiers_of(options.python)
-    found = measure(torchrun(options.python), ["off", *tiers], options)
+    wanted = Wanted(["off", *tiers], options.rounds, options.steps)
+    found = measure(torchrun(options.python), wanted)
     report(found, tiers, verdicts)
     outside(options.python, verdicts)
     if not options.no_traceml:
@@ -105,27 +118,40 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **more}
 
 
-def torchrun(python: str) -> list[str]:
-    return [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(JOB)]
+def torchrun(python: str, *, ranks: int = 2) -> list[str]:
+    return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(JOB)]
 
 
-def measure(command: list[str], modes: list[str], options: argparse.Namespace, **more: str) -> list[dict[str, Any]]:
+def measure(command: list[str], wanted: Wanted, *, ranks: int = 2, **more: str) -> list[dict[str, Any]]:
     """What each rank found."""
     with tempfile.TemporaryDirectory() as folder:
-        given = [f"--out={folder}", f"--modes={','.join(modes)}", f"--rounds={options.rounds}"]
-        done = subprocess.run(
-            [*command, *given, f"--steps={options.steps}"],
-            env=environment(**more),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=JOB_LIMIT_S,
-            check=False,
-        )
-        ranks = sorted(Path(folder).glob("rank*.json"))
-        if done.returncode or len(ranks) < 2:
-            raise SystemExit(f"the measured job failed:\n{(done.stdout + done.stderr)[-3000:]}")
-        return [json.loads(path.read_text(encoding="utf-8")) for path in ranks]
+        given = [f"--out={folder}", f"--modes={','.join(wanted.modes)}", f"--rounds={wanted.rounds}"]
+        given += [f"--steps={wanted.steps}", f"--device={wanted.device}"]
+        code, output = finished([*command, *given], folder, limit_s=JOB_LIMIT_S, **more)
+        found = sorted(Path(folder).glob("rank*.json"))
+        if code or len(found) < ranks:
+            raise SystemExit(f"the measured job failed:\n{output[-3000:]}")
+        return [json.loads(path.read_text(encoding="utf-8")) for path in found]
+
+
+def finished(command: list[str], folder: str, *, limit_s: float, **more: str) -> tuple[int, str]:
+    """Exit code and output of a job; one that takes too long is asked to end, with everything it started."""
+    with subprocess.Popen(
+        command,
+        env=environment(**more),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            output, _ = process.communicate(timeout=60)
+            output += f"\nit did not end within {limit_s:g} s"
+    return process.returncode, output
 
 
 def added(found: list[dict[str, Any]], mode: str, clock: str) -> Estimate:
@@ -231,7 +257,8 @@ def beside(options: argparse.Namespace, verdicts: Verdicts) -> None:
             return
     launcher = [options.python, "-m", "traceml_ai.launcher.cli", "run", "--nproc-per-node=2", "--no-history"]
     path = f"{REPOSITORY}{os.pathsep}{TRACEML_FOLDER}"
-    found = measure([*launcher, str(JOB), "--args"], ["off", "traceml"], options, PYTHONPATH=path)
+    wanted = Wanted(["off", "traceml"], options.rounds, options.steps)
+    found = measure([*launcher, str(JOB), "--args"], wanted, PYTHONPATH=path)
     print(f"beside it: {TRACEML[0]} (no collectives, no per-rank ring; phases and memory of steps)")
     shares(found, "traceml", verdicts, judged=False)
 

@@ -25,7 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 OFF, TRACEML = "off", "traceml"
 WARM_STEPS = 8
 """More than the sampling tier's first steps, all of which it looks at."""
-LAYERS, WIDTH, BATCH = 34, 256, 192
+LAYERS = 34
+SHAPES = {"cpu": (256, 192), "cuda": (4096, 4096)}
+"""Width and batch: steps of 50 to 250 ms."""
 BUCKET_MB = 0.2
 """Less than a layer: one collective each."""
 RING_RECORDS = 33_000
@@ -60,13 +62,14 @@ def step_context(mode: str, model: nn.Module) -> contextlib.AbstractContextManag
     return context
 
 
-def train(mode: str, steps: int) -> Steps:
+def train(mode: str, steps: int, device: str) -> Steps:
     """Per counted step: wall time, CPU time of the training thread and of the process, in ms."""
     torch.manual_seed(0)
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB)
+    width, rows = SHAPES[device]
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh())]
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    batch = torch.randn(BATCH, WIDTH)
+    batch = torch.randn(rows, width, device=device)
     found: Steps = {"wall": [], "thread": [], "process": []}
     clocks = {"wall": time.perf_counter, "thread": time.thread_time, "process": time.process_time}
     for number in range(WARM_STEPS + steps):
@@ -75,6 +78,8 @@ def train(mode: str, steps: int) -> Steps:
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
         if number >= WARM_STEPS:
             for name, clock in clocks.items():
                 found[name].append((clock() - began[name]) * 1e3)
@@ -111,9 +116,9 @@ def per_call_us(call: Callable[[], object], count: int) -> dict[str, float]:
     return {"thread": thread, "process": process}
 
 
-def micro(mode: str, out: Path, group: Any) -> dict[str, Any]:
+def micro(mode: str, out: Path, group: Any, device: str) -> dict[str, Any]:
     """What one asynchronous collective and one phase cost, and what the rings weigh when they are full."""
-    tensor, before = torch.ones(8), rss_mb()
+    tensor, before = torch.ones(8, device=device), rss_mb()
     with recording(mode, out) as active:
         found: dict[str, Any] = {"collective": per_call_us(lambda: collectives(group, CALLS, tensor), CALLS)}
         if active is not None:
@@ -129,21 +134,21 @@ def micro(mode: str, out: Path, group: Any) -> dict[str, Any]:
     return found
 
 
-def compare(modes: list[str], rounds: int, steps: int, out: Path) -> dict[str, Any]:
+def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -> dict[str, Any]:
     order = random.Random(0)
     group = solo_group()
-    train(OFF, steps)
+    train(OFF, steps, device)
     found: dict[str, Any] = {"micro": {}, "rounds": []}
     for mode in modes:
         if mode != TRACEML:
-            found["micro"][mode] = micro(mode, out, group)
+            found["micro"][mode] = micro(mode, out, group, device)
     for _ in range(rounds):
         means: dict[str, dict[str, float]] = {}
         for mode in order.sample(modes, len(modes)):
             dist.barrier()
             with recording(mode, out):
                 # Means: a sampling tier makes a few steps dear, which a median would hide.
-                means[mode] = {name: statistics.mean(values) for name, values in train(mode, steps).items()}
+                means[mode] = {name: statistics.mean(values) for name, values in train(mode, steps, device).items()}
         found["rounds"].append(means)
     return found
 
@@ -154,10 +159,11 @@ def main() -> None:
     parser.add_argument("--modes", default=OFF)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--device", choices=list(SHAPES), default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = compare(options.modes.split(","), options.rounds, options.steps, options.out)
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    found = compare(options.modes.split(","), options.rounds, options.steps, options.out, options.device)
     (options.out / f"rank{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
