@@ -67,10 +67,11 @@ def analyze(
     jobs: int | None,
     fail_on: str | None,
 ) -> int:
-    """Diagnose a training job from its traces.
+    """Diagnose a training job from its traces or its run folder.
 
-    EVIDENCE is any mix of files, folders, globs and URLs: PyTorch (Kineto) traces, one per rank, as .json, .json.gz,
-    .json.zst or .zip, and TensorFlow profiler traces. What a file is, and of which rank, is read from its content.
+    EVIDENCE is any mix of files, folders, globs and URLs: run folders of ddiag run, PyTorch (Kineto) traces, one per
+    rank, as .json, .json.gz, .json.zst or .zip, and TensorFlow profiler traces. What a file is, and of which rank, is
+    read from its content.
 
     Prints the diagnosis, most urgent first, and writes an HTML report.
     """

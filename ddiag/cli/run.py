@@ -64,10 +64,11 @@ def run(
     sample_interval: float,
     no_report: bool,
 ) -> int:
-    """Run a training job and record it: torchrun, python, deepspeed, accelerate, mpirun, srun or a script.
+    """Run a training job and record it; diagnose it at the end.
 
-    The job needs no change. Its exit code, signals, stdin, stdout and stderr are its own; what ddiag has to say goes
-    to stderr. At the end the run is diagnosed. DDIAG_DISABLE=1 runs the command and nothing else.
+    COMMAND is what starts the job: torchrun, python, deepspeed, accelerate, mpirun, srun or a script. It needs no
+    change. Its exit code, signals, stdin, stdout and stderr are its own; what ddiag has to say goes to stderr.
+    DDIAG_DISABLE=1 runs the command and nothing else.
     """
     from ddiag.schema.profile import MAX_STEPS
     from ddiag.supervise.job import CannotStartError

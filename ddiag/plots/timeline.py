@@ -65,6 +65,11 @@ class Timeline:
         return TRANSFER in self.activities
 
     @property
+    def computes(self) -> bool:
+        """False for a recording without profiler traces: what looks idle may be computing."""
+        return COMPUTE in self.activities
+
+    @property
     def activities(self) -> tuple[Activity, ...]:
         return tuple({lane.activity.key: lane.activity for rank in self.ranks for lane in rank.lanes}.values())
 

@@ -14,6 +14,7 @@
       profile/                                       torch.profiler traces of requested windows
       errors.jsonl                                   what the recorder's door caught, and the supervisor's problems
       report.html diagnosis.json                     written at the end
+      analysis.log upload.log                        what diagnosis and copy said, until they succeed
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ NODES = "nodes"
 PROFILE = "profile"
 REPORT = "report.html"
 DIAGNOSIS = "diagnosis.json"
+ANALYSIS_LOG = "analysis.log"
+UPLOAD_LOG = "upload.log"
 
 RUN_VARIABLE = "DDIAG_RUN"
 """The run folder; without it the recorder stays away."""

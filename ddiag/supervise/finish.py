@@ -75,6 +75,8 @@ class Finish:
 
     def _diagnose(self, limits: Limits) -> None:
         run = self.place.path
+        code = self.ended.shell_code
+        self.say(f"the job ended with exit code {code}; diagnosing it" if code else "the job has ended; diagnosing it")
         why_not = report.analyze(run, limits)
         if why_not:
             self.say(f"no report: {why_not}. Make it with: ddiag analyze {run}")

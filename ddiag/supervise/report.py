@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddiag.schema.folder import DIAGNOSIS, REPORT
+from ddiag.schema.folder import ANALYSIS_LOG, DIAGNOSIS, REPORT
 from ddiag.supervise.side_process import Limits, run_aside
 
 LIMIT_S = 300.0
 HURRIED_LIMIT_S = 20.0
 """When somebody asked the job to end: a scheduler kills what is left after half a minute or so."""
 _MOST_FINDINGS = 3
-_LOG = "analysis.log"
 _ANALYZE = "from ddiag.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def analyze(run: Path, limits: Limits) -> str:
     """Diagnose *run*; why there is no report, empty when there is."""
     arguments = ["analyze", str(run), "--html", str(run / REPORT), "--json", str(run / DIAGNOSIS), "--quiet"]
-    return run_aside(_ANALYZE, arguments, run / _LOG, limits)
+    return run_aside(_ANALYZE, arguments, run / ANALYSIS_LOG, limits)
 
 
 def summary(run: Path) -> Iterator[str]:
@@ -31,7 +30,7 @@ def summary(run: Path) -> Iterator[str]:
     yield f"{verdict['status']}: {verdict['headline']}"
     causes = [one for one in found["findings"] if one["severity"] != "info"]
     for one in causes[:_MOST_FINDINGS]:
-        yield f"  {one['severity']} {one['rule']} {one['title']}{_cost(one)}"
+        yield f"  {one['severity']} {one['rule']} {one['title']}{_cost(one)}{_cause(one)}"
         if one["fix"]:
             yield f"    fix: {one['fix'][0]}"
     if len(causes) > _MOST_FINDINGS:
@@ -40,4 +39,10 @@ def summary(run: Path) -> Iterator[str]:
 
 def _cost(finding: dict[str, Any]) -> str:
     cost = finding["cost"].get("ms_per_step")
-    return "" if cost is None else f" ({cost:.3g} ms per step)"
+    said = "ms per step" in finding["title"]
+    return "" if cost is None or said else f" ({cost:.3g} ms per step)"
+
+
+def _cause(finding: dict[str, Any]) -> str:
+    cause = finding.get("explained_by")
+    return f" (due to {cause})" if cause else ""

@@ -8,16 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddiag.errors import UsageError
+from ddiag.schema.folder import UPLOAD_LOG
 from ddiag.supervise.side_process import Limits, run_aside
 
 LIMIT_S = 900.0
-_LOG = "upload.log"
 _COPY = "from ddiag.supervise.upload import copy; copy(*sys.argv[1:])"
 
 
 def upload(run: Path, url: str, limits: Limits) -> str:
     """Copy *run* below *url*; why it failed, empty when it did not."""
-    return run_aside(_COPY, [str(run), url], run / _LOG, limits)
+    return run_aside(_COPY, [str(run), url], run / UPLOAD_LOG, limits)
 
 
 def check_url(url: str) -> None:
@@ -39,7 +39,7 @@ def copy(run: str, url: str) -> None:
     system, root = fsspec.core.url_to_fs(url)
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder)
-        if path.is_file() and path.name != _LOG and not any(part.startswith(".") for part in inner.parts):
+        if path.is_file() and path.name != UPLOAD_LOG and not any(part.startswith(".") for part in inner.parts):
             target = f"{root.rstrip('/')}/{folder.name}/{inner.as_posix()}"
             system.makedirs(target.rpartition("/")[0], exist_ok=True)
             system.put_file(str(path), target)

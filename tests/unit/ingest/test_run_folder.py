@@ -222,6 +222,7 @@ def test_what_else_lies_in_the_folder_is_no_trouble(tmp_path: Path) -> None:
     (run / "bootstrap" / "sitecustomize.py").write_text("pass")
     (run / "report.html").write_text("<html>")
     shutil.copy(run / "run.json", run / "diagnosis.json")
+    (run / "analysis.log").touch()
     found = load([str(run)])
     assert not found.coverage.unreadable
     assert not any("skipped" in note for note in found.coverage.notes)

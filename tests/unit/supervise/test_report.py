@@ -44,6 +44,18 @@ def test_the_diagnosis_in_a_few_lines(tmp_path: Path) -> None:
     assert not any("DD9" in line for line in lines)
 
 
+def test_a_consequence_names_its_cause_and_no_cost_is_said_twice(tmp_path: Path) -> None:
+    cause = _finding("DD1", "warning") | {"title": "too slow, 2.5 ms per step"}
+    effect = _finding("DD2", "critical") | {"explained_by": "DD1"}
+    verdict = {"status": "degraded", "headline": "It is slow."}
+    (tmp_path / "diagnosis.json").write_text(json.dumps({"verdict": verdict, "findings": [cause, effect]}))
+    lines = [line for line in summary(tmp_path) if "fix" not in line]
+    assert lines[1:] == [
+        "  warning DD1 too slow, 2.5 ms per step",
+        "  critical DD2 title of DD2 (2.5 ms per step) (due to DD1)",
+    ]
+
+
 def test_work_aside_that_succeeds_leaves_nothing(tmp_path: Path, mask: set[int]) -> None:
     log = tmp_path / "log"
     code = "import os, ddiag; print('words'); assert os.nice(0) >= 10; open(sys.argv[1], 'w').close()"
