@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ddiag.capture.door import quietly
-from ddiag.capture.hooks import c10d_dispatch, c10d_hooks, c10d_native, flight_recorder, groups, waits
+from ddiag.capture.hooks import c10d_dispatch, c10d_hooks, c10d_native, flight_recorder, following, groups, waits
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 
@@ -40,6 +40,7 @@ def install(module: ModuleType, patches: Patches) -> None:
 
 def activated(active: Recorder) -> None:
     groups.activated(active)
+    active.at_close("collectives", following.drain)
     active.at_step_end("groups", lambda _totals: groups.tell(active))
 
 

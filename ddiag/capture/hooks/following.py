@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from functools import partial
 from typing import Any
 
@@ -29,6 +31,8 @@ class Sequence:
         return number
 
 
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Callbacks that backends hold."""
 _no_future: set[object] = set()
 """Operations whose Work offers no future: torch raises, which is dear, so it is asked once."""
 
@@ -46,9 +50,22 @@ def follow(active: Recorder, token: int, work: Any, operation: object) -> None:
             _no_future.add(operation)
         else:
             waits.forget(active)
-            future.add_done_callback(partial(_done, active, token))
+            told = partial(_done, active, token)
+            _told.add(told)
+            future.add_done_callback(told)
             return
     waits.ends_when_waited(active, token)
+
+
+def drain(limit_s: float = 0.5) -> None:
+    """Wait until no thread of a backend still has to call us, or let go of what it was to call.
+
+    Both take the GIL. A process group that is destroyed joins its threads while the caller holds the GIL (torch 2.4
+    hangs there for good), so before that nothing of ours may be on its way.
+    """
+    until = time.monotonic() + limit_s
+    while len(_told) and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _over(active: Recorder, token: int, future: Any) -> None:

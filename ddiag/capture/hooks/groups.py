@@ -13,6 +13,7 @@ from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.door import around, quietly
+from ddiag.capture.hooks import following
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.ring import NO_NAME
@@ -97,6 +98,7 @@ def _ending(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
     if active is None or _c10d is None:
         return None
     tell(active)
+    following.drain()
     group = args[0] if args else kwargs.get("group")
     names = _c10d._world.pg_names
     if group is None or group is _c10d.GroupMember.WORLD:
