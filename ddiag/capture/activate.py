@@ -27,8 +27,8 @@ from ddiag.capture.recorder import Recorder
 from ddiag.schema.folder import DISABLE_VARIABLE, ERRORS, process_files
 from ddiag.schema.secrets import redact_argv
 
-MAX_TURNS = 20
-"""Jobs one process may join after another."""
+MAX_FAILURES = 5
+"""In a row; then recording is given up."""
 
 
 class Activation:
@@ -40,6 +40,7 @@ class Activation:
         self.imports = Imports()
         self.identity: Identity | None = None
         self._turns = 0
+        self._failures = 0
         self._at_fork = False
 
     def start(self, run: Path) -> None:
@@ -66,10 +67,12 @@ class Activation:
             who = identity()
             if recorder.current is not None and who == self.identity:
                 return
-            if self._turns >= MAX_TURNS:
-                self.run = None  # it keeps failing, or joining: stop trying
-            else:
-                self._begin(self.run, who)
+            if self._failures >= MAX_FAILURES:
+                self.run = None
+                return
+            self._failures += 1
+            self._begin(self.run, who)
+            self._failures = 0
 
     def _begin(self, run: Path, who: Identity) -> None:
         if recorder.current is not None:
