@@ -249,7 +249,8 @@ def _input(job: Job, one: Placed) -> InputFile:
 
 def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
     """What limits the conclusions."""
-    notes = []
+    code = job.manifest.exit_code if job.manifest is not None else None
+    notes = [f"the job failed (exit code {code}); its own output says why"] if code else []
     gone = max((sum(ring.overwritten for ring in one.process.rings) for one in placed), default=0)
     if gone:
         notes.append(

@@ -33,7 +33,6 @@ RULE = Rule(
     symptom="all GPUs show 100 % utilisation, all-reduce takes long on all ranks but one",
     evidence="one rank last in most collectives, with more compute per step than its peers",
     applies=several_ranks,
-    explained_by=("DD209",),
 )
 
 

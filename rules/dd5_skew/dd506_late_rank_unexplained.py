@@ -31,7 +31,6 @@ RULE = Rule(
     symptom="long collectives on all ranks but one",
     evidence="one rank last in most collectives; no difference in compute, input or host time explains it",
     applies=several_ranks,
-    explained_by=("DD209",),
 )
 
 

@@ -158,7 +158,7 @@ def test_a_teams_rule_that_cannot_be_loaded_is_a_usage_error(run: Run, slow_inpu
     [
         ("empty.json", b""),
         ("empty.json.gz", b""),
-        ("nothing.json.gz", gzip.compress(b"")),
+        ("nothing.json.gz", gzip.compress(b"", mtime=0)),
         ("binary.json", bytes(range(256)) * 50),
         ("notes.json", b'{"a": 1}'),
         ("text.txt", b"hello"),

@@ -13,6 +13,7 @@ import pytest
 
 from ddiag.errors import InputError
 from ddiag.ingest import load
+from ddiag.schema.folder import read_manifest, write_manifest
 from ddiag.schema.ring import HEADER_BYTES, RECORD_BYTES
 from tests.recordings import MS, WALL_NS, Plan, files_of, healthy, write_process, write_run
 
@@ -235,3 +236,10 @@ def test_a_folder_without_run_json_and_with_notes_of_others_is_still_read(tmp_pa
     found = load([str(run)])
     assert found.coverage.ranks_seen == (0, 1)
     assert any("notes.txt" in note for note in found.coverage.notes)
+
+
+def test_a_job_that_failed_is_said_to_have_failed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, Plan())
+    assert not [note for note in load([str(folder)]).coverage.notes if "failed" in note]
+    write_manifest(folder, replace(read_manifest(folder), exit_code=3))
+    assert "the job failed (exit code 3); its own output says why" in load([str(folder)]).coverage.notes
