@@ -76,7 +76,7 @@ class _Shared:
 
     def flags(self, codes: IntColumn, test: Callable[[str], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:
         table = np.zeros(len(self._names), dtype=bool)
-        for code in np.unique(codes).tolist():
+        for code in _used(codes):
             table[code] = test(self._names[code])
         return table[codes]
 
@@ -84,7 +84,7 @@ class _Shared:
         """A categorical column of ``say(name)``."""
         table = np.zeros(len(self._names), dtype=np.int64)
         spoken: dict[str, int] = {}
-        for code in np.unique(codes).tolist():
+        for code in _used(codes):
             table[code] = spoken.setdefault(say(self._names[code]), len(spoken))
         return _taken(pl.Series(list(spoken), dtype=pl.String).cast(pl.Categorical), table[codes])
 
@@ -131,7 +131,7 @@ class _Shared:
     def copies(self, columns: Columns) -> pl.DataFrame:
         codes = columns["name"]
         pinned = np.full(len(self._names), -1, dtype=np.int64)
-        for code in np.unique(codes).tolist():
+        for code in _used(codes):
             known = copy_direction(self._names[code])[1]
             pinned[code] = -1 if known is None else int(known)
         direction = self.words(codes, lambda name: copy_direction(name)[0])
@@ -155,6 +155,12 @@ class _Shared:
             pl.when(pl.col("pinned") >= 0).then(pl.col("pinned") == 1).alias("pinned"),
             _known("bytes", pl.col("bytes") >= 0),
         ).drop("memset")
+
+
+def _used(codes: IntColumn) -> list[int]:
+    """The different codes; counting finds them without sorting."""
+    used: list[int] = np.flatnonzero(np.bincount(codes)).tolist()
+    return used
 
 
 def _taken(values: pl.Series, codes: IntColumn | pl.Series) -> pl.Series:

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import numpy as np
 import polars as pl
 
 from ddiag.ingest.call_table import CallFacts
@@ -135,16 +134,21 @@ def _main_thread(tables: Tables, launches: Columns, ops: Columns) -> int | None:
     In training most launches may come from autograd's thread, which drives nothing.
     """
     named = tables["ops"].select("tid", "kind", pl.col("name").cast(pl.String)) if "ops" in tables else _NO_OPS
-    marks, autograd = named.filter(pl.col("kind") == "annotation"), named["name"].str.starts_with(_AUTOGRAD)
-    backward = named.filter(autograd)["tid"].unique().to_numpy()
-    candidates = [marks.filter(pl.col("name").str.contains(pattern))["tid"].to_numpy() for pattern in _DRIVING]
-    for threads in (launches["tid"], ops["tid"][ops["kind"] == 0], ops["tid"][ops["kind"] != GPU_ANNOTATION]):
-        candidates += [threads[~np.isin(threads, backward)], threads]
-    for threads in candidates:
+    marks = named.filter(pl.col("kind") == "annotation")
+    for pattern in _DRIVING:
+        if (marked := marks.filter(pl.col("name").str.contains(pattern))).height:
+            return _most_common(marked["tid"])
+    backward = named.filter(pl.col("name").str.starts_with(_AUTOGRAD))["tid"].unique().implode()
+    for tids in (launches["tid"], ops["tid"][ops["kind"] == 0], ops["tid"][ops["kind"] != GPU_ANNOTATION]):
+        threads = pl.Series("tid", tids)
+        forward = threads.filter(~threads.is_in(backward))
         if len(threads):
-            values, counts = np.unique(threads, return_counts=True)
-            return int(values[np.argmax(counts)])
+            return _most_common(forward if len(forward) else threads)
     return None
+
+
+def _most_common(threads: pl.Series) -> int:
+    return int(threads.value_counts(sort=True)["tid"][0])
 
 
 def _device(facts: Facts, tables: Tables) -> Device:
