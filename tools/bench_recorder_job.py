@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ BUCKET_MB = 0.2
 """Less than a layer: one collective each."""
 RING_RECORDS = 33_000
 """Goes once round a ring, so that its whole memory counts."""
-CALLS = 2_000
+CALLS, ISSUED = 20_000, 100
 
 Steps = dict[str, list[float]]
 
@@ -97,39 +97,45 @@ def solo_group() -> Any:
     return groups[dist.get_rank()]
 
 
-def collectives(group: Any, count: int, tensor: torch.Tensor) -> None:
-    for _ in range(0, count, 100):
-        works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(100)]
+def collectives(group: Any, count: int, tensor: torch.Tensor) -> dict[str, float]:
+    """CPU time per asynchronous collective, and per wait for one that has long ended, in µs."""
+    taken: dict[str, list[float]] = {"issue": [], "process": [], "wait": []}
+    for _ in range(0, count, ISSUED):
+        began, began_all = time.thread_time(), time.process_time()
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(ISSUED)]
+        issued = time.thread_time()
+        while not all(work.is_completed() for work in works):
+            time.sleep(0.001)
+        ended, ended_all = time.thread_time(), time.process_time()
         for work in works:
             work.wait()
+        taken["issue"].append(issued - began)
+        taken["process"].append(ended_all - began_all)
+        taken["wait"].append(time.thread_time() - ended)
+    return {name: sorted(values)[len(values) // 4] / ISSUED * 1e6 for name, values in taken.items()}
 
 
-def per_call_us(call: Callable[[], object], count: int) -> dict[str, float]:
-    """Cheapest of ten batches: CPU time of this thread and of the process."""
+def marks(active: Any) -> float:
+    """CPU time of one phase mark, in µs: a phase has two, its beginning and its end."""
+    from ddiag.schema.phases import Phase
+
     taken = []
-    for _ in range(10):
-        before = time.thread_time(), time.process_time()
-        call()
-        after = time.thread_time(), time.process_time()
-        taken.append([(late - early) / count * 1e6 for early, late in zip(before, after, strict=True)])
-    thread, process = (min(column) for column in zip(*taken, strict=True))
-    return {"thread": thread, "process": process}
+    for _ in range(20):
+        began = time.thread_time()
+        for _ in range(ISSUED):
+            active.leave(active.enter(Phase.LOGGING))
+        taken.append(time.thread_time() - began)
+    return sorted(taken)[5] / (2 * ISSUED) * 1e6
 
 
 def micro(mode: str, out: Path, group: Any, device: str) -> dict[str, Any]:
     """What one asynchronous collective and one phase cost, and what the rings weigh when they are full."""
     tensor, before = torch.ones(8, device=device), rss_mb()
     with recording(mode, out) as active:
-        found: dict[str, Any] = {"collective": per_call_us(lambda: collectives(group, CALLS, tensor), CALLS)}
+        found: dict[str, Any] = {"collective": collectives(group, CALLS, tensor)}
         if active is not None:
-            from ddiag.schema.phases import Phase
-
-            def phases() -> None:
-                for _ in range(CALLS):
-                    active.leave(active.enter(Phase.LOGGING))
-
-            found["mark"] = per_call_us(phases, 2 * CALLS)
-        collectives(group, RING_RECORDS if active is not None else CALLS, tensor)
+            found["mark"] = marks(active)
+            collectives(group, RING_RECORDS, tensor)
         found["rss_mb"] = rss_mb() - before
     return found
 
