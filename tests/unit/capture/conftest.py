@@ -18,6 +18,7 @@ ALONE = Identity(rank=0, world_size=1, local_rank=0)
 
 @pytest.fixture
 def active(tmp_path: Path) -> Iterator[Recorder]:
+    DOOR.forget()
     made = Recorder(process_files(tmp_path, attempt=0, rank=0, pid=1), ALONE, capacity=1024)
     recorder.current = made
     yield made
