@@ -86,7 +86,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify="train 50 steps on one cached batch: the speed-up is what input costs; after the fix "
         f"`ddiag analyze NEW_TRACES` must show an input stall below {limits.stall_share:.0%} of the step",
         cost=step_cost(stall_ms, budget, facts),
-        why="the device is idle while the training thread is inside the loader's __next__",
+        why=f"{'the device is idle' if budget.on_device else 'nothing is computed'} while the training thread is in "
+        "the loader's __next__",
         doubt=doubts(facts, "a device that idles for another reason at the same time would look the same"),
     )
 

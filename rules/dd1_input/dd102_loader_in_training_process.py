@@ -53,8 +53,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     share = stall_ms / budget.step_ms if budget.step_ms > 0 else 0.0
     if wait.single_process is not True or stall_ms < floor:
         return
+    idles = "the device idles" if budget.on_device else "training waits"
     yield Finding(
-        title=f"batches are made in the training process (num_workers=0): the device idles {stall_ms:.1f} ms per "
+        title=f"batches are made in the training process (num_workers=0): {idles} {stall_ms:.1f} ms per "
         f"step ({share:.0%} of the step)",
         severity=severity_over_steps(share, budget, warning=limits.stall_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
@@ -78,6 +79,6 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify="`ddiag analyze NEW_TRACES`: the loader span reads _MultiProcessingDataLoaderIter and the input stall "
         f"is below {limits.stall_share:.0%} of the step",
         cost=step_cost(stall_ms, budget, facts),
-        why="the loader span names the single-process iterator, and the device is idle inside it",
+        why=f"the loader span names the single-process iterator, and {idles} inside it",
         doubt=doubts(facts, "with few CPU cores per rank, workers help only as far as there are cores"),
     )

@@ -41,3 +41,9 @@ def test_worker_processes_or_an_unknown_loader_are_quiet(kind: bool | None) -> N
 def test_recorded_stacks_lower_confidence() -> None:
     found = the_finding("DD102", input_wait=INSIDE, job_facts={"with_stack": True})
     assert found.confidence is Confidence.MEDIUM
+
+
+def test_a_job_without_devices_is_not_told_of_devices() -> None:
+    cpu = the_finding("DD102", job_facts={"device_kind": "cpu"}, input_wait=INSIDE)
+    assert "training waits" in cpu.title
+    assert "device" not in cpu.title + cpu.why

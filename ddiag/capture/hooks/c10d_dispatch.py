@@ -234,7 +234,12 @@ def group_met(_active: Recorder, _group: Any, _name: str, _number: int) -> None:
 
 
 def sees() -> dict[str, Any]:
-    blind = ["steps between the samples", "torch.inference_mode", "end on a device", "end of asynchronous p2p"]
+    blind = [
+        "steps between the samples",
+        "calls under torch.inference_mode",
+        "when calls on a device end",
+        "when asynchronous sends and receives end",
+    ]
     return {
         "share": "a share of the steps; the first ones always",
         "sees": ["issued from Python", "issued from C++", "end (host backends)"],

@@ -207,5 +207,5 @@ def sees() -> dict[str, Any]:
             "torch.inference_mode",
             "end (host backends) on a share of steps",
         ],
-        "blind": ["monitored_barrier", "end on a device", "end of asynchronous p2p"],
+        "blind": ["monitored_barrier", "when calls on a device end", "when asynchronous sends and receives end"],
     }

@@ -70,7 +70,7 @@ def rewind_buckets(group: Any, reducer: int) -> None:
 
 
 def sees() -> dict[str, Any]:
-    blind = ["torch.inference_mode", "end on a device", "the end of what nobody waits for and has no future"]
+    blind = ["calls under torch.inference_mode", "when calls on a device end", "when calls end that nobody waits for"]
     return {
         "share": 1.0,
         "sees": ["issued from Python", "issued from C++", "end (host backends)"],
