@@ -50,7 +50,9 @@ lint: .venv/stamp
 
 test: .venv/stamp .venv-hta/stamp lint
 	@tools/get_chromium
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup --ignore tests/integration
+	# Real trainings are timed: they get the machine for themselves.
+	$(BIN)/python -m pytest -q tests/integration
 
 test-long: .venv/stamp .venv-hta/stamp
 	@tools/get_chromium

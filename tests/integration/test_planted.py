@@ -97,7 +97,8 @@ def test_the_fault_comes_first(tmp_path: Path, name: str) -> None:
     assert found[0].culprits.ranks == planted.ranks, shown
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", PLANTED)
 def test_its_healthy_twin_is_quiet(tmp_path: Path, name: str) -> None:
     found = alarms(diagnosed(tmp_path, PLANTED[name].healthy))
     assert [(one.rule, one.title) for one in found] == []

@@ -162,6 +162,7 @@ def test_ctrl_c_is_the_jobs_to_handle_and_comes_once(tmp_path: Path) -> None:
         shell.expect(r"code 0\b")
 
 
+@pytest.mark.long
 def test_a_terminal_that_hangs_up_ends_the_job(tmp_path: Path) -> None:
     text = (
         "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\n"
