@@ -2,6 +2,7 @@
 #   make demo       record a real two-rank training with a planted bottleneck and diagnose it
 #   make test       lint, types, tests, generated docs (what CI runs)
 #   make test-long  the same tests at full size: fuzzing, big traces
+#   make venvs      the environments that test-long uses beside .venv: other torch versions, frameworks (10 GB)
 #   make bench      loading speed and memory against HTA and against the floor; what recording costs a training
 #   make docs       regenerate rules/README.md and the example in README.md
 
@@ -16,9 +17,12 @@ BIN := .venv/bin
 HTA_BIN := .venv-hta/bin
 PIP_INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
+NEWEST_TORCH := torch==2.14.1
+OLDEST_TORCH := torch==2.4.1
+FRAMEWORKS := deepspeed lightning transformers accelerate
 PYTEST_WORKERS ?= 2
 
-.PHONY: help setup demo test lint test-long bench docs clean
+.PHONY: help setup demo test lint test-long venvs bench docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,7 +40,28 @@ help:
 	@$(HTA_BIN)/python $(PIP_INSTALL) -c tools/constraints-hta.txt -e '.[hta]'
 	@touch $@
 
+# Torch 2.4 knows numpy 1 best, and Python 3.13 not at all.
+.venv-torch24/stamp: Makefile
+	@echo 'Setting up .venv-torch24 (3 GB to fetch, once) …'
+	@[ -x .venv-torch24/bin/python ] || $(PYTHON) -m venv .venv-torch24
+	@.venv-torch24/bin/python $(PIP_INSTALL) $(OLDEST_TORCH) 'numpy<2' setuptools
+	@touch $@
+
+.venv-torch214/stamp: Makefile
+	@echo 'Setting up .venv-torch214 (3 GB to fetch, once) …'
+	@[ -x .venv-torch214/bin/python ] || $(PYTHON) -m venv .venv-torch214
+	@.venv-torch214/bin/python $(PIP_INSTALL) $(NEWEST_TORCH) numpy setuptools
+	@touch $@
+
+.venv-frameworks/stamp: tools/constraints-frameworks.txt pyproject.toml
+	@echo 'Setting up .venv-frameworks (a minute or two, once) …'
+	@[ -x .venv-frameworks/bin/python ] || $(PYTHON) -m venv .venv-frameworks
+	@.venv-frameworks/bin/python $(PIP_INSTALL) -c tools/constraints-frameworks.txt -e . $(TORCH) $(FRAMEWORKS)
+	@touch $@
+
 setup: .venv/stamp
+
+venvs: .venv-frameworks/stamp .venv-torch214/stamp .venv-torch24/stamp
 
 demo: .venv/stamp
 	@$(BIN)/python -m tools.demo
@@ -54,6 +79,7 @@ test: .venv/stamp .venv-hta/stamp lint
 	# Real trainings are timed: they get the machine for themselves.
 	$(BIN)/python -m pytest -q tests/integration
 
+# Tests that need an environment of `make venvs` are skipped where it is not.
 test-long: .venv/stamp .venv-hta/stamp
 	@tools/get_chromium
 	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup -m long --timeout 1800
@@ -68,4 +94,4 @@ docs: .venv/stamp
 	$(BIN)/python -m tools.gen_readme
 
 clean:
-	rm -rf .venv .venv-hta .bench .mypy_cache .ruff_cache .pytest_cache demo-out dist
+	rm -rf .venv .venv-hta .venv-frameworks .venv-torch214 .venv-torch24 .bench .mypy_cache .ruff_cache .pytest_cache demo-out dist
