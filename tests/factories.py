@@ -13,6 +13,8 @@ hybrid sharding does it), so that every rule really runs on it::
     make_signals(job_facts={"device_kind": "cpu"})  # host-only trace: no device families
     make_signals(steps=1, step_ms=800.0)  # shape of the measurement
 
+The families of an incident (events, settings, stall …) are there only when a test gives an instance.
+
 An override is ``None`` (family absent), an instance, or a mapping of dataclass fields and of the shorthands documented
 at each builder. Whatever is not overridden is derived from what is: shares from milliseconds, tables from scalars. An
 unknown family or field is an error.
@@ -26,6 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ddiag.model.signals import FAMILIES, Copies, InputWait, Signals, SyncPoints
+from ddiag.model.signals_incident import INCIDENT_FAMILIES
 from ddiag.rulekit.rule import Rule, View
 from tests import factory_device as device
 from tests import factory_time as time
@@ -50,7 +53,11 @@ def make_signals(*, steps: int = 5, step_ms: float = 200.0, **overrides: Any) ->
     facts = _made(overrides.pop("job_facts", {}), time.job_facts)
     shape = Shape(facts.ranks, steps, step_ms, on_device=facts.device_kind != "cpu")
     made: dict[str, object] = {"job_facts": facts}
-    for name in SNAKE:
+    for name, family in SNAKE.items():
+        if family in INCIDENT_FAMILIES:
+            if overrides.get(name) is not None:
+                made[name] = overrides[name]
+            continue
         if name in ("job_facts", "step_budget") or (name not in overrides and not _usual(name, shape)):
             continue
         made[name] = _made(overrides.get(name, {}), _builder(name, shape))

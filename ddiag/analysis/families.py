@@ -13,6 +13,7 @@ from ddiag.analysis.copies import copies
 from ddiag.analysis.facts import job_facts
 from ddiag.analysis.grad_buckets import grad_buckets
 from ddiag.analysis.host_launch import host_launch
+from ddiag.analysis.incident.families import incident_families, incident_job
 from ddiag.analysis.input_wait import input_wait
 from ddiag.analysis.kernel_mix import kernel_mix
 from ddiag.analysis.late_ranks import late_ranks
@@ -26,8 +27,9 @@ from ddiag.analysis.recorded.families import completed, recorded_families
 from ddiag.analysis.shard_units import shard_units
 from ddiag.analysis.steps import find_steps
 from ddiag.analysis.sync_points import sync_points
+from ddiag.errors import UsageError
 from ddiag.model.run import Run
-from ddiag.model.signals import FAMILIES, Signals
+from ddiag.model.signals import FAMILIES, JobFacts, Signals
 
 
 def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
@@ -35,12 +37,20 @@ def derive(run: Run, *, steps: tuple[int, int] | None = None) -> Signals:
 
     *steps* (first, last, both included) makes exactly these steps the steady ones; UsageError when none was recorded.
     """
+    found = _measured_families(run, steps) | incident_families(run)
+    return Signals(MappingProxyType({family: found[family] for family in FAMILIES if family in found}))
+
+
+def _measured_families(run: Run, steps: tuple[int, int] | None) -> dict[type, object]:
+    """What a recording or traces show; an incident known from logs alone has its ranks only."""
     if run.recorded:
         found = recorded_families(run, steps)
-        if run.traces is not None:
-            found = completed(found, _traced_families(run.traces, None))
-        return Signals(MappingProxyType({family: found[family] for family in FAMILIES if family in found}))
-    return Signals(MappingProxyType(_traced_families(run, steps)))
+        return dict(found if run.traces is None else completed(found, _traced_families(run.traces, None)))
+    if not run.has("captures"):
+        if steps is not None:
+            raise UsageError("--steps: the evidence has no steps")
+        return {JobFacts: incident_job(run)}
+    return _traced_families(run, steps)
 
 
 def _traced_families(run: Run, steps: tuple[int, int] | None) -> dict[type, object]:

@@ -1,4 +1,5 @@
-"""Evidence in, facts out: reads profiler traces or a recording of one job into a :class:`ddiag.model.run.Run`."""
+"""Evidence in, facts out: reads whatever there is of one job (traces, a recording, logs, dumps, tool outputs) into a
+:class:`ddiag.model.run.Run`."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from collections.abc import Callable, Sequence
 
 from ddiag.errors import InputError
 from ddiag.ingest.assemble import assemble
+from ddiag.ingest.clues import Clues
 from ddiag.ingest.discover import discover
+from ddiag.ingest.incident import with_clues
 from ddiag.ingest.read import Refused
-from ddiag.ingest.recorded_files import claim
+from ddiag.ingest.recorded_files import RunSources, claim
 from ddiag.ingest.run_folder import recorded_run, with_traces
 from ddiag.ingest.trace import Trace
 from ddiag.ingest.workers import read_all
-from ddiag.model.run import Run
+from ddiag.model.run import Coverage, Run
 
 _MANY = 5
 _SHOWN = 12
@@ -32,16 +35,26 @@ def load(
     recordings, files = claim(found.sources)
     outcomes = read_all(files, jobs, progress)
     traces = [outcome for outcome in outcomes if isinstance(outcome, Trace)]
+    clues = [outcome for outcome in outcomes if isinstance(outcome, Clues)]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     failed = [one for one in refused if one.is_trace or one.source.explicit]
     unreadable = [*found.unreadable, *((one.source.label, one.why) for one in failed)]
     skipped = _skipped([one for one in refused if one not in failed])
+    if not (recordings or traces or clues):
+        raise InputError(_nothing_usable(paths, unreadable, skipped))
+    return with_clues(_measured(recordings, traces, unreadable, skipped), clues)
+
+
+def _measured(
+    recordings: list[RunSources], traces: list[Trace], unreadable: list[tuple[str, str]], skipped: list[str]
+) -> Run:
+    """The run that a recording or traces give; without either, one that only says what could not be read."""
     if recordings:
         run = recorded_run(recordings, unreadable, skipped)
         return with_traces(run, assemble(traces, ())) if traces else run
-    if not traces:
-        raise InputError(_nothing_usable(paths, unreadable, skipped))
-    return assemble(traces, unreadable, skipped)
+    if traces:
+        return assemble(traces, unreadable, skipped)
+    return Run({}, Coverage(unreadable=tuple(unreadable), notes=tuple(skipped)))
 
 
 def _skipped(refused: list[Refused]) -> list[str]:
@@ -65,4 +78,4 @@ def _nothing_usable(paths: Sequence[str], unreadable: list[tuple[str, str]], ski
     if len(lines) == 1:
         return lines[0]
     more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return "\n".join(["no usable trace:", *(f"  {line}" for line in [*lines[:_SHOWN], *more])])
+    return "\n".join(["nothing usable:", *(f"  {line}" for line in [*lines[:_SHOWN], *more])])

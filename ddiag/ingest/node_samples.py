@@ -19,6 +19,15 @@ Row = tuple[int | None, str, int, float]
 _NESTED = ("cpu", "pressure", "memory", "cgroup")
 
 
+@dataclass(frozen=True)
+class Exit:
+    """The end of a process as it was seen from outside; code and signal are None when its parent was quicker."""
+
+    at_ns: int
+    code: int | None = None
+    signal: int | None = None
+
+
 @dataclass
 class NodeSamples:
     """One file of samples."""
@@ -31,6 +40,8 @@ class NodeSamples:
     """The fact about its devices."""
     xids: list[tuple[int, int, int]] = field(default_factory=list)
     """(Unix ns, device, code)."""
+    exits: dict[int, Exit] = field(default_factory=dict)
+    """By pid: ends of training processes."""
     unreadable: int = 0
 
 
@@ -59,8 +70,19 @@ def _take(found: NodeSamples, sample: Mapping[str, Any]) -> None:
         found.devices = sample
     elif kind == "xid":
         found.xids.append((at, int(sample.get("device", -1)), int(sample.get("xid", -1))))
+    elif kind == "exit":
+        _ended(found, sample)
     elif kind == "sample":
         found.rows.extend((rank, name, at, value) for rank, name, value in _values(found, sample))
+
+
+def _ended(found: NodeSamples, line: Mapping[str, Any]) -> None:
+    pid, at_ns = line.get("pid"), line.get("at")
+    if isinstance(pid, int) and isinstance(at_ns, int):
+        code, number = line.get("code"), line.get("signal")
+        found.exits[pid] = Exit(
+            at_ns, code if isinstance(code, int) else None, number if isinstance(number, int) else None
+        )
 
 
 def _values(found: NodeSamples, sample: Mapping[str, Any]) -> Iterator[tuple[int | None, str, float]]:

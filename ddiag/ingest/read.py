@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddiag.ingest import kineto, tensorflow
+from ddiag.ingest.clues import Clues
 from ddiag.ingest.discover import why_unreadable
-from ddiag.ingest.sniff import HEAD_BYTES, KINETO, TENSORFLOW, XPLANE, could_have_later_events, sniff
+from ddiag.ingest.kinds import KINDS
+from ddiag.ingest.logs import reader as logs
+from ddiag.ingest.sniff import HEAD_BYTES, KINETO, TENSORFLOW, TEXT, XPLANE, could_have_later_events, sniff
 from ddiag.ingest.sources import STORAGE_ERRORS, PlainText, Source, open_text
 from ddiag.ingest.trace import Trace, UnusableError
 
@@ -31,7 +34,7 @@ class Refused:
     """False for what is no trace at all: expected in a folder, an error when named."""
 
 
-def read_source(source: Source) -> Trace | Refused:
+def read_source(source: Source) -> Trace | Clues | Refused:
     """Read one file; never raises for bad evidence."""
     try:
         with open_text(source) as text:
@@ -44,7 +47,7 @@ def read_source(source: Source) -> Trace | Refused:
         return Refused(source, "not enough memory to read it")
 
 
-def _read(source: Source, text: PlainText) -> Trace | Refused:
+def _read(source: Source, text: PlainText) -> Trace | Clues | Refused:
     head = text.peek(HEAD_BYTES)
     seen = sniff(head)
     if not seen.kind and could_have_later_events(head):
@@ -52,6 +55,12 @@ def _read(source: Source, text: PlainText) -> Trace | Refused:
         seen = sniff(head)
     if not head and text.damage:
         return Refused(source, text.damage)
+    if seen.kind in ("", TEXT):
+        for kind in KINDS:
+            if kind.matches(head[:HEAD_BYTES], source.name):
+                return kind.read(source, text)
+    if seen.kind == TEXT:
+        return logs.read(source, text)
     if not seen.kind:
         return Refused(source, seen.why, is_trace=False)
     reader = READERS.get(seen.kind)

@@ -10,7 +10,10 @@ from typing import Any
 from ddiag.ingest.facts import Group
 
 MAX_VALUE_CHARACTERS = 2000
-_NOT_SETTINGS = ("group", "group_destroyed", "activated", "fsdp_unit", "device_memory", "hook_missing", "ddp_buckets")
+_NOT_SETTINGS = (
+    *("group", "group_destroyed", "activated", "fsdp_unit", "device_memory", "hook_missing", "ddp_buckets"),
+    "exception",
+)
 """Facts of single things or moments."""
 _NOISE = ("t", "kind")
 
@@ -27,6 +30,8 @@ class ProcessFacts:
     host: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
     tier: Mapping[str, Any] = field(default_factory=dict)
+    exception: Mapping[str, Any] = field(default_factory=dict)
+    """What ended the process, when nobody caught it: type, message, where."""
     unwatched: list[str] = field(default_factory=list)
     """What a hook looked for and did not find in this version of its framework."""
     unreadable: int = 0
@@ -76,6 +81,8 @@ def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
         found.host = None if fact.get("host") is None else str(fact["host"])
     if kind == "tier":
         found.tier = fact
+    if kind == "exception":
+        found.exception = fact
     if kind == "fsdp_unit" and fact.get("api"):
         found.settings["fsdp.api"] = str(fact["api"])
     if kind == "hook_missing":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddiag.ingest.discover import natural
-from ddiag.ingest.sources import Source, is_remote, read_whole
+from ddiag.ingest.sources import STORAGE_ERRORS, Source, is_remote, read_whole
 from ddiag.schema.folder import ANALYSIS_LOG, DIAGNOSIS, ENV_JSON, ERRORS, REPORT, RUN_JSON, UPLOAD_LOG
 
 SUFFIXES = (".native.ring", ".ring", ".steps", ".names", ".facts.jsonl")
@@ -135,3 +135,11 @@ def _completed(process: ProcessSources) -> ProcessSources:
         if suffix not in process.files and path.is_file():
             process.files[suffix] = Source(str(path), bytes=path.stat().st_size, explicit=False)
     return process
+
+
+def whole(source: Source) -> bytes:
+    """What a side file holds; nothing when it cannot be read (it is being replaced)."""
+    try:
+        return read_whole(source)
+    except STORAGE_ERRORS:
+        return b""

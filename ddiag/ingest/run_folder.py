@@ -13,13 +13,14 @@ from dataclasses import replace
 import polars as pl
 
 from ddiag.errors import InputError
-from ddiag.ingest.node_samples import NodeSamples, counters, read_samples
+from ddiag.ingest.node_samples import NodeSamples, read_samples
 from ddiag.ingest.recorded_choice import Job, choose
-from ddiag.ingest.recorded_facts import environment, problems
-from ddiag.ingest.recorded_files import RunSources
+from ddiag.ingest.recorded_facts import problems
+from ddiag.ingest.recorded_files import RunSources, whole
 from ddiag.ingest.recorded_process import Placed, Process, place, read_process
+from ddiag.ingest.recorded_rows import side_tables
 from ddiag.ingest.recorded_tables import memory_of
-from ddiag.ingest.sources import STORAGE_ERRORS, Source, read_whole
+from ddiag.ingest.sources import STORAGE_ERRORS
 from ddiag.model.run import Coverage, InputFile, Run
 from ddiag.model.tables import TABLES
 
@@ -39,7 +40,7 @@ def recorded_run(
     nodes = _nodes(job, refused)
     placed = _on_one_clock(job.processes, nodes)
     tables = _joined(placed)
-    tables |= _summaries(job, placed, nodes)
+    tables |= side_tables(job, placed, nodes)
     tables = {name: table for name, table in tables.items() if not table.is_empty()}
     return Run(
         {name: tables[name] for name in TABLES if name in tables}, _coverage(job, placed, tables, refused, notes)
@@ -111,95 +112,12 @@ def _joined(placed: Sequence[Placed]) -> dict[str, pl.DataFrame]:
     return tables
 
 
-def _summaries(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]) -> dict[str, pl.DataFrame]:
-    host = {pid: node.host for node in nodes for pid in node.rank_of}
-    one_host = job.manifest.host if job.manifest is not None and len(nodes) < 2 else None
-    rows: dict[str, list[dict[str, object]]] = {
-        "ranks": [_rank_row(one, host.get(one.process.pid) or one.process.facts.host or one_host) for one in placed],
-        "captures": [_capture_row(one) for one in placed],
-        "groups": _group_rows(placed),
-        "config": _config_rows(job, placed),
-    }
-    found = {name: pl.DataFrame(part, schema=TABLES[name].schema, strict=False) for name, part in rows.items()}
-    return {**found, "counters": counters(nodes)}
-
-
-def _rank_row(one: Placed, host: str | None) -> dict[str, object]:
-    process = one.process
-    steps = one.tables.get("step_summaries")
-    on_device = steps is not None and steps["device_reserved_bytes"].is_not_null().any()
-    rocm = "rocm" in process.facts.torch
-    backends = process.facts.backends
-    return {
-        "rank": process.rank,
-        "source": process.sources.label,
-        "host": host,
-        "device_kind": ("rocm" if rocm else "cuda") if on_device else "cpu",
-        "backend": next(iter(backends.values()), None),
-        "world_size": process.world_size,
-        "main_tid": process.main_tid,
-        "rank_known": True,
-    }
-
-
-def _capture_row(one: Placed) -> dict[str, object]:
-    process = one.process
-    return {
-        "rank": process.rank,
-        "capture": 0,
-        "source": process.sources.label,
-        "start_ns": process.whole_from_ns + one.offset_ns,
-        "end_ns": process.span[1] + one.offset_ns,
-        "with_stack": False,
-        "profile_memory": False,
-        "truncated": False,
-        "framework": "pytorch",
-        "versions": f"torch {process.facts.torch}" if process.facts.torch else None,
-    }
-
-
-def _group_rows(placed: Sequence[Placed]) -> list[dict[str, object]]:
-    """Every group once; one name may stand for different ranks on different processes."""
-    found: dict[tuple[str, tuple[int, ...]], dict[str, object]] = {}
-    for one in placed:
-        for group in one.process.facts.groups.values():
-            row: dict[str, object] = {"group": group.name, "desc": group.desc, "size": group.size}
-            row["ranks"] = list(group.ranks) or None
-            found.setdefault((group.name, group.ranks), row)
-    return list(found.values())
-
-
-def _config_rows(job: Job, placed: Sequence[Placed]) -> list[dict[str, object]]:
-    """Settings of the lowest rank that tells each."""
-    rows: dict[str, dict[str, object]] = {}
-    for one in sorted(placed, key=lambda one: one.process.rank):
-        for key, value in one.process.facts.settings.items():
-            rows.setdefault(key, {"key": key, "value": value, "source": one.process.sources.label})
-    for run in job.folders:
-        source = run.own.get("env.json")
-        if source is not None:
-            for key, value in environment(_whole(source)).items():
-                rows.setdefault(key, {"key": key, "value": value, "source": source.label})
-    if job.manifest is not None:
-        rows["command"] = {"key": "command", "value": " ".join(job.manifest.argv), "source": "run.json"}
-        rows["launcher"] = {"key": "launcher", "value": job.manifest.launcher, "source": "run.json"}
-    return list(rows.values())
-
-
-def _whole(source: Source) -> bytes:
-    """What a side file holds; nothing when it cannot be read (it is being replaced)."""
-    try:
-        return read_whole(source)
-    except STORAGE_ERRORS:
-        return b""
-
-
 def _nodes(job: Job, refused: list[tuple[str, str]]) -> list[NodeSamples]:
     found = []
     for run in job.folders:
         for source in run.samples:
             try:
-                found.append(read_samples(_whole(source), source=source.label))
+                found.append(read_samples(whole(source), source=source.label))
             except InputError as error:
                 refused.append((source.label, str(error).removeprefix(f"{source.label}: ")))
     return found
@@ -249,8 +167,7 @@ def _input(job: Job, one: Placed) -> InputFile:
 
 def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
     """What limits the conclusions."""
-    code = job.manifest.exit_code if job.manifest is not None else None
-    notes = [f"the job failed (exit code {code}); its own output says why"] if code else []
+    notes = _how_it_ended(job)
     gone = max((sum(ring.overwritten for ring in one.process.rings) for one in placed), default=0)
     if gone:
         notes.append(
@@ -266,9 +183,18 @@ def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
         notes.append(f"not watched, as this version lacks what the recorder looks for: {', '.join(unwatched)}")
     for run in job.folders:
         source = run.own.get("errors.jsonl")
-        found = problems(_whole(source)) if source is not None else []
+        found = problems(whole(source)) if source is not None else []
         notes += [f"recorder: {text}" for text in found[:_SHOWN_PROBLEMS]]
     return notes
+
+
+def _how_it_ended(job: Job) -> list[str]:
+    manifest = job.manifest
+    if manifest is None or not manifest.exit_code:
+        return []
+    if manifest.asked_to_end:
+        return [f"somebody ended the job with {manifest.asked_to_end} (exit code {manifest.exit_code})"]
+    return [f"the job failed (exit code {manifest.exit_code}); its own output says why"]
 
 
 def with_traces(run: Run, traces: Run) -> Run:

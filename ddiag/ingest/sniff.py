@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 HEAD_BYTES = 64 * 1024
 KINETO, TENSORFLOW, XPLANE = "kineto", "tensorflow", "xplane"
+TEXT = "text"
+"""Text that is no trace: a log, the output of a tool, a configuration."""
 
 TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_EVENTS = re.compile(rb'\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:')
@@ -70,7 +72,8 @@ def sniff(head: bytes) -> Sniff:
         return Sniff(TENSORFLOW if _is_tensorflow(head) else KINETO)
     if _BARE_EVENTS.match(head):
         return Sniff(KINETO)
-    return Sniff("", _not_a_trace(head))
+    why = _not_a_trace(head)
+    return Sniff("", why) if why else Sniff(TEXT)
 
 
 def could_have_later_events(head: bytes) -> bool:
@@ -98,4 +101,4 @@ def _not_a_trace(head: bytes) -> str:
         return f'JSON without a list of "traceEvents" (keys: {keys or "none"}): not a PyTorch trace'
     if b"\0" in head[:4096]:
         return "binary data of an unknown kind, not a PyTorch trace"
-    return "text that is not JSON, not a PyTorch trace"
+    return ""

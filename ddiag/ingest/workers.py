@@ -11,12 +11,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from types import ModuleType
 
+from ddiag.ingest.clues import Clues
 from ddiag.ingest.read import Refused, read_source
 from ddiag.ingest.sources import Source
 from ddiag.ingest.trace import Trace
 
 Progress = Callable[[int, int, str], None]
-Outcome = Trace | Refused
+Outcome = Trace | Clues | Refused
 Read = Callable[[Source], Outcome]
 
 SMALL_BYTES = 80 << 20

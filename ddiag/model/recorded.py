@@ -69,3 +69,20 @@ STEP_SUMMARIES = Table(
         Column("overhead_ns", pl.Int64, "ns", "the recorder's own time (estimated)"),
     ),
 )
+EXITS = Table(
+    "exits",
+    "How the training processes of a recorded job ended; those that run on, or left no trace of their end, have nulls.",
+    (
+        RANK,
+        Column("host", pl.String, "", "where it ran"),
+        Column("pid", pl.Int64, "", "process id there"),
+        Column("end_ns", pl.Int64, "ns", "when it was seen to end"),
+        Column("exit_code", pl.Int32, "", "what it returned; null when a signal killed it, or when nobody saw"),
+        Column("signal", pl.Int32, "", "number of the signal that killed it; null when it returned, or nobody saw"),
+        Column("closed", pl.Boolean, "", "its recording was closed: the interpreter ended, well or by an exception"),
+        Column("last_ns", pl.Int64, "ns", "the last thing it recorded"),
+        Column("exception", pl.String, "", "type of the exception that nobody caught"),
+        Column("message", pl.String, "", "its first line, secrets removed"),
+        Column("where", pl.String, "", "file:line in function that raised it, innermost of the user's own"),
+    ),
+)

@@ -14,6 +14,10 @@ from typing import TypeVar
 
 import polars as pl
 
+from ddiag.model.signals_incident import (
+    INCIDENT_FAMILIES,
+)
+
 Table = pl.DataFrame
 
 
@@ -443,6 +447,7 @@ FAMILIES: tuple[type, ...] = (
     Links,
     PythonOverhead,
     HostLoad,
+    *INCIDENT_FAMILIES,
 )
 """Every signal family, in the order in which they are derived."""
 

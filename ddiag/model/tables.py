@@ -12,7 +12,8 @@ from types import MappingProxyType
 import polars as pl
 
 from ddiag.model.columns import CORRELATION, END, RANK, START, TID, Column, Name, Table
-from ddiag.model.recorded import PHASES, STEP_SUMMARIES
+from ddiag.model.incident import INCIDENT_TABLES
+from ddiag.model.recorded import EXITS, PHASES, STEP_SUMMARIES
 
 __all__ = ["TABLES", "Column", "Name", "Table"]
 
@@ -179,28 +180,6 @@ COUNTERS = Table(
         Column("value", pl.Float64, "", "value in the counter's own unit"),
     ),
 )
-LOG_EVENTS = Table(
-    "log_events",
-    "Recognised lines of logs.",
-    (
-        RANK,
-        Column("host", pl.String, "", "host"),
-        Column("ts_ns", pl.Int64, "ns", "when"),
-        Column("kind", pl.String, "", "what the line says, as a word"),
-        Column("text", pl.String, "", "the line"),
-        Column("source", pl.String, "", "file:line"),
-    ),
-)
-CONFIG = Table(
-    "config",
-    "Settings found in the evidence.",
-    (
-        Column("key", pl.String, "", "name"),
-        Column("value", pl.String, "", "value"),
-        Column("source", pl.String, "", "where it was found"),
-    ),
-)
-
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         table.name: table
@@ -211,6 +190,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             STEPS,
             PHASES,
             STEP_SUMMARIES,
+            EXITS,
             OPS,
             LAUNCHES,
             KERNELS,
@@ -218,8 +198,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             COLLECTIVES,
             MEMORY,
             COUNTERS,
-            LOG_EVENTS,
-            CONFIG,
+            *INCIDENT_TABLES,
         )
     }
 )

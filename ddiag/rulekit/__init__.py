@@ -13,6 +13,7 @@ from ddiag.rulekit.finding import (
     Finding,
     Role,
     Severity,
+    State,
 )
 from ddiag.rulekit.rule import HEADINGS, LoadedRule, Rule, View
 
@@ -29,6 +30,7 @@ __all__ = [
     "Role",
     "Rule",
     "Severity",
+    "State",
     "View",
     "human_bytes",
     "name_ranks",

@@ -10,12 +10,13 @@ from enum import Enum
 from typing import Any
 
 from ddiag.model.run import Coverage
-from ddiag.model.signals import Collectives, JobFacts, Signals, StepBudget
+from ddiag.model.signals import FAMILIES, Collectives, JobFacts, Signals, StepBudget
+from ddiag.model.signals_incident import INCIDENT_FAMILIES
 from ddiag.rulekit.cost import name_ranks
 from ddiag.rulekit.finding import Abstention, Culprits, Finding, Severity
 from ddiag.rulekit.merge import arrange
 from ddiag.rulekit.rule import LoadedRule
-from ddiag.rulekit.runner import run_rules
+from ddiag.rulekit.runner import family_words, run_rules
 
 SCHEMA_VERSION = 1
 PLAIN_WORD = re.compile(r"[a-z]+(-[a-z]+)*(?=[ ,;]|: |$)")
@@ -162,7 +163,7 @@ def conclude(signals: Signals, coverage: Coverage, rules: Sequence[LoadedRule], 
     return Diagnosis(
         verdict=_verdict(findings, signals, coverage, len(outcome.checked)),
         findings=findings,
-        abstentions=outcome.abstentions,
+        abstentions=_to_the_point(outcome.abstentions, signals),
         coverage=coverage,
         rules_checked=outcome.checked,
         ddiag_version=version,
@@ -170,10 +171,18 @@ def conclude(signals: Signals, coverage: Coverage, rules: Sequence[LoadedRule], 
     )
 
 
+def _to_the_point(abstentions: Sequence[Abstention], signals: Signals) -> tuple[Abstention, ...]:
+    """Where a job is known from logs and dumps only, nobody asks why no rule judged its step time."""
+    if signals.has(StepBudget) or not any(signals.has(family) for family in INCIDENT_FAMILIES):
+        return tuple(abstentions)
+    measured = {family_words(family) for family in FAMILIES if family not in INCIDENT_FAMILIES}
+    return tuple(one for one in abstentions if not measured.intersection(one.needs))
+
+
 def _verdict(findings: Sequence[Finding], signals: Signals, coverage: Coverage, checked: int) -> Verdict:
     serious = [f for f in findings if f.severity is not Severity.INFO]
     if serious:
-        return Verdict(Status.DEGRADED, headline(findings[0]), findings[0].rule)
+        return Verdict(Status(findings[0].state.value), headline(findings[0]), findings[0].rule)
     reason = _too_damaged(coverage) or _too_little(signals, checked)
     if reason:
         return Verdict(Status.INCONCLUSIVE, f"Not enough evidence for a verdict: {reason}")
@@ -236,7 +245,7 @@ def _too_little(signals: Signals, checked: int) -> str:
     """Why silence of the rules proves nothing here; empty when it does."""
     budget = signals.get(StepBudget)
     if budget is None:
-        return "the evidence shows no work on a device or host that could be measured"
+        return _nothing_measured(signals, checked)
     if checked == 0:
         return "no rule had the signals it needs"
     if budget.n_steps > 0 and budget.share("compute_ms") < LEAST_COMPUTE:
@@ -268,6 +277,15 @@ def _too_little(signals: Signals, checked: int) -> str:
             seen = f"it covers {'no complete step' if budget.n_steps == 0 else 'one step'}; profile 5 or more steps"
         return f"nothing stands out, but {seen}"
     return ""
+
+
+def _nothing_measured(signals: Signals, checked: int) -> str:
+    if any(signals.has(family) for family in INCIDENT_FAMILIES):
+        return (
+            f"{checked} rules looked at what the evidence says, and nothing in it is a known sign of trouble; give all "
+            "ranks' logs, dmesg and Flight Recorder dumps, or record with ddiag run"
+        )
+    return "the evidence shows no work on a device or host that could be measured"
 
 
 def _seen_alone(signals: Signals) -> str:

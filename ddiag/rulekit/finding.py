@@ -23,6 +23,19 @@ class Confidence(str, Enum):
     LOW = "low"
 
 
+class State(str, Enum):
+    """What the finding says of the job."""
+
+    DEGRADED = "degraded"
+    """It runs, but slowly or wastefully."""
+    STALLED = "stalled"
+    CRASHED = "crashed"
+
+    @property
+    def stopped(self) -> bool:
+        return self is not State.DEGRADED
+
+
 class Role(str, Enum):
     CAUSE = "cause"
     CONSEQUENCE = "consequence"
@@ -86,6 +99,9 @@ class Finding:
     doubt: str = ""
     """What would prove us wrong."""
     references: tuple[str, ...] = ()
+    state: State = State.DEGRADED
+    began_ns: int | None = None
+    """When it began (Unix time): of two that stopped the job, the earlier is acted on first."""
     rule: str = ""
     root_cause: str = ""
     role: Role = Role.CAUSE

@@ -4,6 +4,7 @@ consequences."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -23,11 +24,16 @@ def arrange(findings: Sequence[Finding], rules: Sequence[LoadedRule]) -> tuple[F
     return tuple(_in_order(merged, causes))
 
 
-def urgency(finding: Finding) -> tuple[int, float, int, str, str]:
-    """Sort key: severity, then cost, then confidence; the rest only makes the order certain."""
+def urgency(finding: Finding) -> tuple[int, bool, float, int, float, str, str]:
+    """Sort key: severity, what stopped the job before what slows it, then cost, confidence, and what came first.
+
+    The rest only makes the order certain.
+    """
     cost = finding.cost.ms_per_step
     confidence = list(Confidence).index(finding.confidence)
-    return finding.severity.order, -(cost or 0.0), confidence, finding.rule, finding.title
+    began_ns = math.inf if finding.began_ns is None else finding.began_ns
+    key = (finding.severity.order, not finding.state.stopped, -(cost or 0.0), confidence, began_ns)
+    return (*key, finding.rule, finding.title)
 
 
 def merge_same(findings: Iterable[Finding]) -> list[Finding]:
@@ -82,6 +88,7 @@ def _merged(cluster: Sequence[Finding]) -> Finding:
         doubt=_sentences(f.doubt for f in cluster),
         references=_distinct(reference for f in cluster for reference in f.references),
         also_seen_by=tuple(sorted(f.rule for f in others)),
+        began_ns=min((f.began_ns for f in cluster if f.began_ns is not None), default=None),
     )
 
 

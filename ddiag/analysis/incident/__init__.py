@@ -1,0 +1,1 @@
+"""From what logs, dumps and tools say to the signals of an incident."""

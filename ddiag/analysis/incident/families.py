@@ -1,0 +1,26 @@
+"""The order in which the signals of an incident are derived."""
+
+from __future__ import annotations
+
+from ddiag.analysis.incident.records import events, metrics, node_facts, settings, stacks
+from ddiag.model.run import Run
+from ddiag.model.signals import JobFacts
+
+
+def incident_families(run: Run) -> dict[type, object]:
+    """Every incident family that the tables of *run* can give."""
+    found = (events(run), settings(run), node_facts(run), metrics(run), stacks(run))
+    return {type(family): family for family in found if family is not None}
+
+
+def incident_job(run: Run) -> JobFacts:
+    """Who took part, as far as logs and dumps tell: no device was measured."""
+    hosts = {host for name in ("log_events", "node_facts", "stacks") for host in run.table(name)["host"].drop_nulls()}
+    placed = run.table("log_events").drop_nulls(["rank", "host"]).unique("rank", keep="first")
+    return JobFacts(
+        ranks=run.coverage.ranks_seen,
+        world_size=len(run.coverage.ranks_expected) or None,
+        device_kind="other",
+        hosts=tuple(sorted(hosts)),
+        host_of=dict(placed.select("rank", "host").sort("rank").iter_rows()),
+    )

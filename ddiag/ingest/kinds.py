@@ -1,0 +1,23 @@
+"""Kinds of evidence that are neither traces nor plain logs, told by content, each with its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddiag.ingest.clues import Clues
+from ddiag.ingest.sources import PlainText, Source
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``matches`` sees the first 64 KiB of the unpacked content and the file's name (a hint only)."""
+
+    name: str
+    matches: Callable[[bytes, str], bool]
+    read: Callable[[Source, PlainText], Clues]
+    """Raises :class:`ddiag.ingest.trace.UnusableError` with one line when nothing can be used."""
+
+
+KINDS: tuple[Kind, ...] = ()
+"""In the order in which they are asked."""

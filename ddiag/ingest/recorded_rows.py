@@ -1,0 +1,115 @@
+"""Tables of a recording that are not made of records: ranks and their ends, captures, groups, settings, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from ddiag.ingest.node_samples import NodeSamples, counters
+from ddiag.ingest.recorded_choice import Job
+from ddiag.ingest.recorded_facts import environment
+from ddiag.ingest.recorded_files import whole
+from ddiag.ingest.recorded_process import Placed
+from ddiag.model.tables import TABLES
+
+
+def side_tables(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]) -> dict[str, pl.DataFrame]:
+    """Tables by name; they may be empty."""
+    host = {pid: node.host for node in nodes for pid in node.rank_of}
+    one_host = job.manifest.host if job.manifest is not None and len(nodes) < 2 else None
+    hosts = [host.get(one.process.pid) or one.process.facts.host or one_host for one in placed]
+    rows: dict[str, list[dict[str, object]]] = {
+        "ranks": [_rank_row(one, its_host) for one, its_host in zip(placed, hosts, strict=True)],
+        "exits": [_exit_row(one, its_host, nodes) for one, its_host in zip(placed, hosts, strict=True)],
+        "captures": [_capture_row(one) for one in placed],
+        "groups": _group_rows(placed),
+        "config": _config_rows(job, placed),
+    }
+    found = {name: pl.DataFrame(part, schema=TABLES[name].schema, strict=False) for name, part in rows.items()}
+    return {**found, "counters": counters(nodes)}
+
+
+def _rank_row(one: Placed, host: str | None) -> dict[str, object]:
+    process = one.process
+    steps = one.tables.get("step_summaries")
+    on_device = steps is not None and steps["device_reserved_bytes"].is_not_null().any()
+    rocm = "rocm" in process.facts.torch
+    backends = process.facts.backends
+    return {
+        "rank": process.rank,
+        "source": process.sources.label,
+        "host": host,
+        "device_kind": ("rocm" if rocm else "cuda") if on_device else "cpu",
+        "backend": next(iter(backends.values()), None),
+        "world_size": process.world_size,
+        "main_tid": process.main_tid,
+        "rank_known": True,
+    }
+
+
+def _exit_row(one: Placed, host: str | None, nodes: Sequence[NodeSamples]) -> dict[str, object]:
+    process = one.process
+    seen = [node.exits[process.pid] for node in nodes if process.pid in node.exits and host in (None, node.host)]
+    end = seen[-1] if seen else None
+    exception = process.facts.exception
+    return {
+        "rank": process.rank,
+        "host": host,
+        "pid": process.pid,
+        "end_ns": end.at_ns if end is not None else None,
+        "exit_code": end.code if end is not None else None,
+        "signal": end.signal if end is not None else None,
+        "closed": process.closed,
+        "last_ns": process.span[1] + one.offset_ns,
+        "exception": exception.get("type"),
+        "message": exception.get("message"),
+        "where": exception.get("where"),
+    }
+
+
+def _capture_row(one: Placed) -> dict[str, object]:
+    process = one.process
+    return {
+        "rank": process.rank,
+        "capture": 0,
+        "source": process.sources.label,
+        "start_ns": process.whole_from_ns + one.offset_ns,
+        "end_ns": process.span[1] + one.offset_ns,
+        "with_stack": False,
+        "profile_memory": False,
+        "truncated": False,
+        "framework": "pytorch",
+        "versions": f"torch {process.facts.torch}" if process.facts.torch else None,
+    }
+
+
+def _group_rows(placed: Sequence[Placed]) -> list[dict[str, object]]:
+    """Every group once; one name may stand for different ranks on different processes."""
+    found: dict[tuple[str, tuple[int, ...]], dict[str, object]] = {}
+    for one in placed:
+        for group in one.process.facts.groups.values():
+            row: dict[str, object] = {"group": group.name, "desc": group.desc, "size": group.size}
+            row["ranks"] = list(group.ranks) or None
+            found.setdefault((group.name, group.ranks), row)
+    return list(found.values())
+
+
+def _config_rows(job: Job, placed: Sequence[Placed]) -> list[dict[str, object]]:
+    """Settings of the lowest rank that tells each."""
+    rows: dict[str, dict[str, object]] = {}
+    for one in sorted(placed, key=lambda one: one.process.rank):
+        for key, value in one.process.facts.settings.items():
+            rows.setdefault(key, {"key": key, "value": value, "source": one.process.sources.label})
+    for run in job.folders:
+        source = run.own.get("env.json")
+        if source is not None:
+            for key, value in environment(whole(source)).items():
+                rows.setdefault(key, {"key": key, "value": value, "source": source.label})
+    if job.manifest is not None:
+        rows["command"] = {"key": "command", "value": " ".join(job.manifest.argv), "source": "run.json"}
+        rows["launcher"] = {"key": "launcher", "value": job.manifest.launcher, "source": "run.json"}
+        for key, end in (("job.exit_code", job.manifest.exit_code), ("job.asked_to_end", job.manifest.asked_to_end)):
+            if end is not None:
+                rows[key] = {"key": key, "value": str(end), "source": "run.json"}
+    return list(rows.values())
