@@ -24,6 +24,9 @@ READERS: dict[str, Reader] = {
 """Reader by kind of evidence, as :func:`ddiag.ingest.sniff.sniff` names it."""
 
 
+NOTHING_KNOWN = "text in which ddiag knows no line: not a PyTorch trace, nor a log or tool output with anything to tell"
+
+
 @dataclass(frozen=True)
 class Refused:
     """A file that gave nothing, and why."""
@@ -60,7 +63,8 @@ def _read(source: Source, text: PlainText) -> Trace | Clues | Refused:
             if kind.matches(head[:HEAD_BYTES], source.name):
                 return kind.read(source, text)
     if seen.kind == TEXT:
-        return logs.read(source, text)
+        found = logs.read(source, text)
+        return found if found.tables else Refused(source, NOTHING_KNOWN, is_trace=False)
     if not seen.kind:
         return Refused(source, seen.why, is_trace=False)
     reader = READERS.get(seen.kind)

@@ -8,9 +8,9 @@ import pytest
 from ddiag.analysis.activity import activity
 from ddiag.analysis.python_overhead import python_overhead
 from ddiag.analysis.steps import find_steps
+from ddiag.model.incident import CONFIG
 from ddiag.model.run import Run
 from ddiag.model.signals import PythonOverhead
-from ddiag.model.tables import CONFIG
 from tests.builders import RunBuilder
 
 

@@ -32,7 +32,7 @@ NOT_TRACES = {
     "an empty object": (b"{}", "keys: none"),
     "an empty list": (b"[]", "no events"),
     "a list of numbers": (b"[1, 2]", "does not hold trace events"),
-    "a log": (b"2024-01-01 step 3 loss 2.1\n" * 50, "text that is not JSON"),
+    "a text": (b"dear diary, all is well\n" * 50, "text in which ddiag knows no line"),
     "a database": (b"SQLite format 3\0" + bytes(100), "SQLite"),
     "noise": (bytes(range(256)) * 8, "binary data"),
     "a tar archive": (b"rank0.json".ljust(257, b"\0") + b"ustar\0" + bytes(300), "tar archive"),
@@ -84,7 +84,7 @@ def test_the_error_names_every_file_and_why(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load([str(tmp_path)])
     lines = str(caught.value).splitlines()
-    assert lines[0] == "no usable trace:"
+    assert lines[0] == "nothing usable:"
     assert "a.json" in lines[1]
     assert "b.json" in lines[2]
 
@@ -93,7 +93,7 @@ def test_a_named_file_that_is_no_trace_is_unreadable_but_one_in_a_folder_is_a_no
     good = write(tmp_path / "rank0.json", healthy())
     notes = write(tmp_path / "notes.txt", "hello")
     named, found = load([good, notes]).coverage, load([str(tmp_path)]).coverage
-    assert named.unreadable == ((notes, "text that is not JSON, not a PyTorch trace"),)
+    assert [(path, why[:33]) for path, why in named.unreadable] == [(notes, "text in which ddiag knows no line")]
     assert found.unreadable == ()
     assert any(note.startswith(f"{notes} skipped: ") for note in found.notes)
 
