@@ -31,6 +31,7 @@ from ddiag.model.signals import FAMILIES, Copies, InputWait, Signals, SyncPoints
 from ddiag.model.signals_incident import INCIDENT_FAMILIES
 from ddiag.rulekit.rule import Rule, View
 from tests import factory_device as device
+from tests import factory_recorded as recorded
 from tests import factory_time as time
 from tests.factory_device import GIB, MIB
 from tests.factory_time import EPOCH_NS, Given, Shape, budget_table
@@ -41,7 +42,7 @@ SNAKE = {"".join("_" + c.lower() if c.isupper() else c for c in f.__name__).lstr
 DISTRIBUTED = {"collectives", "late_ranks", "grad_buckets", "shard_units", "links"}
 """Families a job of one rank does not have."""
 HOST_ONLY = {"job_facts", "step_budget", "input_wait", "collectives", "late_ranks", "grad_buckets", "optimizer_step"}
-HOST_ONLY |= {"python_overhead", "attention", "host_load"}
+HOST_ONLY |= {"python_overhead", "attention", "host_load", "exits"}
 """Families a trace without device activity may have."""
 
 
@@ -83,7 +84,7 @@ def _made(override: Any, build: Any) -> Any:
 
 
 def _builder(name: str, shape: Shape) -> Any:
-    build = getattr(time, name, None) or getattr(device, name)
+    build = getattr(time, name, None) or getattr(recorded, name, None) or getattr(device, name)
     return build if name == "python_overhead" else partial(build, shape)
 
 

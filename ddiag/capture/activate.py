@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddiag.capture import door, recorder
+from ddiag.capture import door, recorder, uncaught
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import DOOR, quietly
 from ddiag.capture.hooks import ALWAYS, WATCHED, hook_module
@@ -54,7 +54,7 @@ class Activation:
         if not self._at_fork:
             self._at_fork = True
             os.register_at_fork(after_in_child=self.sleep)
-        atexit.register(self.finish)
+        atexit.register(self.exiting)
 
     def _install(self, hook: str, module: ModuleType) -> None:
         hook_module(hook).install(module, self.patches)
@@ -105,8 +105,15 @@ class Activation:
             with quietly("sleep"):
                 active.detach()
 
+    def exiting(self) -> None:
+        """The interpreter ends, by itself or because of an exception."""
+        if recorder.current is not None:
+            with quietly("last exception"):
+                uncaught.tell(recorder.current)
+        self.finish()
+
     def finish(self) -> None:
-        """The process ends in good order."""
+        """Nothing more is recorded."""
         active, recorder.current = recorder.current, None
         if active is not None:
             with quietly("finish"):
@@ -115,7 +122,7 @@ class Activation:
     def stop(self) -> list[str]:
         """Everything back as it was; what could not be put back (somebody wrapped it since)."""
         self.finish()
-        atexit.unregister(self.finish)
+        atexit.unregister(self.exiting)
         self.imports.remove()
         left = self.patches.restore()
         self.run, self.identity = None, None

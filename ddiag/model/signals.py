@@ -17,6 +17,7 @@ import polars as pl
 from ddiag.model.signals_incident import (
     INCIDENT_FAMILIES,
 )
+from ddiag.model.signals_recorded import RECORDED_FAMILIES
 
 Table = pl.DataFrame
 
@@ -448,6 +449,7 @@ FAMILIES: tuple[type, ...] = (
     PythonOverhead,
     HostLoad,
     *INCIDENT_FAMILIES,
+    *RECORDED_FAMILIES,
 )
 """Every signal family, in the order in which they are derived."""
 

@@ -148,6 +148,8 @@ class Manifest:
     """Absent while the job runs, or when the supervisor was killed."""
     exit_code: int | None = None
     """As a shell would show it (128 + signal)."""
+    asked_to_end: str | None = None
+    """Name of the signal with which somebody told the job to end (SIGINT, SIGTERM, …); absent when nobody did."""
     attempts: tuple[Attempt, ...] = ()
     notes: tuple[str, ...] = ()
     format_version: int = FORMAT_VERSION

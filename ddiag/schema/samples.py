@@ -21,8 +21,10 @@ The first line is the header; every other has ``t`` (Unix ns) and ``kind``:
     * ``others``: [processes, cpu_ns, rss_bytes] of the job that are neither
     * ``devices``: [{…}] in the order of the header's ``devices`` line, keys as in :data:`DEVICE_FIELDS`
 
-``devices``, ``affinity``, ``topology``, ``xid``, ``profile_request``, ``end``
-    Facts, told once or when they change. ``xid``: {"device": index, "xid": code}.
+``devices``, ``affinity``, ``topology``, ``xid``, ``exit``, ``profile_request``, ``end``
+    Facts, told once or when they change. ``xid``: {"device": index, "xid": code}. ``exit``, when a training process has
+    ended: {"at": Unix ns, "pid": …, "rank": …} with its exit ``code`` or the number of the ``signal`` that killed it,
+    with neither where they could not be seen.
 
 Cumulative values begin anywhere; only differences mean something. The last line of a killed sampler may be cut short.
 When the file grows too long, older samples are thinned and the file replaced whole.

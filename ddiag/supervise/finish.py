@@ -44,6 +44,7 @@ class Finish:
             self.place.manifest,
             end_wall_ns=time.time_ns(),
             exit_code=self.ended.shell_code,
+            asked_to_end=signal.Signals(self.ended.asked_by).name if self.ended.asked_by else None,
             attempts=found,
             notes=self._notes(),
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ddiag.errors import DdiagError
-from ddiag.supervise.signals import ENDING, WATCHED, Witness
+from ddiag.supervise.signals import ENDING, STOPPING, WATCHED, Witness
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
@@ -33,6 +33,8 @@ class Ended:
     """What killed it; 0 when it returned by itself."""
     asked_to_end: bool
     """Somebody sent a signal that ends jobs, so time may be short."""
+    asked_by: int = 0
+    """The first signal of those that only say "end"; 0 when none came."""
 
     @property
     def shell_code(self) -> int:
@@ -48,6 +50,7 @@ class Job:
         """Start it; *mask* is what was held back before we did. Raises :class:`CannotStartError`."""
         self._witness = witness
         self._asked_to_end = False
+        self._asked_by = 0
         self._stopped = self._want_stop = False
         children_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         if children_ignored:
@@ -79,6 +82,8 @@ class Job:
 
     def _pass_on(self, number: int) -> None:
         self._asked_to_end |= number in ENDING
+        if number in STOPPING and not self._asked_by:
+            self._asked_by = number
         if self._witness.got(number):
             self._witness = self._witness.renew()
         else:
@@ -94,9 +99,9 @@ class Job:
             if found is None:
                 return None
             if found.si_code == os.CLD_EXITED:
-                return Ended(found.si_status, 0, self._asked_to_end)
+                return Ended(found.si_status, 0, self._asked_to_end, self._asked_by)
             if found.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-                return Ended(0, found.si_status, self._asked_to_end)
+                return Ended(0, found.si_status, self._asked_to_end, self._asked_by)
             self._stopped = found.si_code == os.CLD_STOPPED
             self._stop_with_job()
 

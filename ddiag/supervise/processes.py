@@ -53,12 +53,14 @@ class Stat:
     start_ticks: int
     rss_bytes: int
     cpu: int
+    exit_status: int
+    """As wait() gives it, of a process that has ended and not been waited for; else 0."""
 
 
 def read_stat(pid: int) -> Stat | None:
     """None when the process is gone."""
     words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    if len(words) < 37:
+    if len(words) < 50:
         return None
     return Stat(
         state=words[0],
@@ -69,6 +71,7 @@ def read_stat(pid: int) -> Stat | None:
         start_ticks=int(words[19]),
         rss_bytes=int(words[21]) * PAGE,
         cpu=int(words[36]),
+        exit_status=int(words[49]),
     )
 
 
@@ -78,8 +81,8 @@ class JobProcesses:
         self._root = root
         self._began = time.monotonic()
         self._searched = -SEARCH_S
-        self._ranks: dict[int, int] = {}
-        """pid -> rank."""
+        self.ranks: dict[int, int] = {}
+        """pid -> rank, of every training process found so far."""
         self._looked_at: set[Path] = set()
         self._members: dict[int, int] = {}
         """pid -> pid of the rank it works for, its own for a rank, 0 for any other process of the job."""
@@ -90,8 +93,10 @@ class JobProcesses:
     def read(self) -> dict[str, Any]:
         """``ranks`` and ``others`` of a sample."""
         now = time.monotonic()
-        pause = _FIRST_SEARCHES_S if now - self._began < _EARLY_S else SEARCH_S
-        if now - self._searched >= pause:
+        early = now - self._began < _EARLY_S
+        if early:
+            self._find_ranks()  # one that fails soon is to be seen before it is gone
+        if now - self._searched >= (_FIRST_SEARCHES_S if early else SEARCH_S):
             self._searched = now
             self._search()
         for usage in (self._others, *self._workers.values()):
@@ -117,7 +122,7 @@ class JobProcesses:
         return [
             *(
                 pid,
-                self._ranks[pid],
+                self.ranks[pid],
                 stat.cpu_ns,
                 stat.rss_bytes,
                 stat.threads,
@@ -136,7 +141,7 @@ class JobProcesses:
             cpus, memory = _listed(status, "Cpus_allowed_list"), _listed(status, "Mems_allowed_list")
             if cpus and self._affinity.get(pid) != cpus + memory:
                 self._affinity[pid] = cpus + memory
-                changed.append({"pid": pid, "rank": self._ranks[pid], "cpus": cpus, "numa_nodes": memory})
+                changed.append({"pid": pid, "rank": self.ranks[pid], "cpus": cpus, "numa_nodes": memory})
         return changed
 
     def _search(self) -> None:
@@ -152,7 +157,7 @@ class JobProcesses:
         """0 for a process of the job that works for no rank, None for one that is not of the job."""
         at, climbed = pid, 0
         while at > 1 and climbed < 100:
-            if at in self._ranks:
+            if at in self.ranks:
                 return at
             if at == self._root or (at != pid and self._members.get(at) == 0):
                 return 0
@@ -167,7 +172,7 @@ class JobProcesses:
             stat = read_stat(files.pid)
             try:
                 if stat is not None and _start_ticks(files.ring) == stat.start_ticks:
-                    self._ranks[files.pid] = files.rank
+                    self.ranks[files.pid] = files.rank
             except (OSError, InputError):
                 continue  # being written right now
             self._looked_at.add(files.ring)

@@ -20,6 +20,7 @@ from ddiag.schema.folder import samples_file
 from ddiag.schema.samples import header
 from ddiag.supervise.devices import Devices, NoDevicesError
 from ddiag.supervise.door import Door
+from ddiag.supervise.exits import Exits
 from ddiag.supervise.host_counters import HostCounters
 from ddiag.supervise.processes import JobProcesses, read_stat
 from ddiag.supervise.sample_file import SampleFile
@@ -97,6 +98,7 @@ class Sampler:
         self._file = file
         self._host = HostCounters()
         self._processes = JobProcesses(watched.run, watched.root)
+        self._exits = Exits(watched.root)
         self._devices: Devices | None = None
         self._slow = SlowSteps(watched.run) if watched.profile_slow else None
         self._taken = 0
@@ -115,19 +117,23 @@ class Sampler:
             due = max(due + self._watched.interval_s, time.monotonic() + cost_s / MAX_SHARE - cost_s)
             if self._told_to_end(due):
                 break
+        for ended in self._exits.wait(0.0):
+            self._tell("exit", **ended)
         self.sample()
         self._tell("end", taken=self._taken, orphaned=os.getppid() != supervisor)
 
     def _told_to_end(self, due: float) -> bool:
-        """Wait until *due*; whether the job has ended meanwhile."""
+        """Wait until *due*, telling of ranks that end; whether the job has ended meanwhile."""
         while True:
             left = due - time.monotonic()
-            if signal.sigtimedwait({signal.SIGTERM}, max(0.0, min(left, _POLL_S))) is not None:
+            for ended in self._exits.wait(max(0.0, min(left, _POLL_S))):
+                self._tell("exit", **ended)
+            if signal.sigtimedwait({signal.SIGTERM}, 0) is not None:
                 return True
             stat = read_stat(self._watched.root)
             if stat is None or stat.start_ticks != self._root_ticks or stat.state == "Z":
                 return True
-            if left <= _POLL_S:
+            if left <= 0:
                 return False
 
     def sample(self) -> None:
@@ -136,6 +142,8 @@ class Sampler:
         if self._devices is not None:
             line["devices"] = self._devices.read()
         self._tell("sample", **line)
+        for pid, rank in self._processes.ranks.items():
+            self._exits.watch(pid, rank)
         if self._devices is not None:
             for event in self._devices.events():
                 self._tell(event.pop("kind"), **event)

@@ -25,6 +25,8 @@ ENDING: frozenset[int] = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
 )
 """Somebody wants the job to end, or to get ready for it."""
+STOPPING: frozenset[int] = ENDING - {signal.SIGUSR1, signal.SIGUSR2}
+"""Somebody wants the job to end."""
 
 _SETTLE_S = 0.03
 """How long after us another process of the group may get the same signal."""

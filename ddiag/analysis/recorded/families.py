@@ -14,6 +14,7 @@ from ddiag.analysis.input_wait import input_wait
 from ddiag.analysis.late_ranks import late_ranks
 from ddiag.analysis.links import links
 from ddiag.analysis.recorded.activity import recorded_activity
+from ddiag.analysis.recorded.exits import exits
 from ddiag.analysis.recorded.host_load import host_load
 from ddiag.analysis.recorded.memory import recorded_memory
 from ddiag.analysis.recorded.optimizer import recorded_copies, recorded_optimizer
@@ -54,6 +55,7 @@ def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
         links(run, facts, calls),
         recorded_overhead(run, windows),
         host_load(run, windows),
+        exits(run),
     )
     return {type(family): family for family in found if family is not None}
 
