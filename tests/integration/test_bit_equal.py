@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import pytest
 
 from ddiag.schema.folder import find_processes
 from tests.integration.comm import TIERS
+from tests.integration.deepspeed_ops import deepspeed_environment, python_with
 from tests.integration.recording import JOBS
 from tests.integration.running import PYTHON, environment, only_run, recorded, run
-from tests.integration.test_record_deepspeed import python_with
 from tests.shared import other_python
 
 pytestmark = [
@@ -34,7 +33,7 @@ def bits(folder: Path, kind: str, *, tier: str | None, python: str = PYTHON) -> 
     start = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     job = [*start, str(JOBS / "bits.py"), str(folder), kind]
     command = job if tier is None else [*recorded(folder / "runs", "--no-report"), *job]
-    given = {"DS_ACCELERATOR": "cpu", "MAX_JOBS": "1", "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+    given = deepspeed_environment(python) if kind == "zero2" else {}
     done = run(command, cwd=folder, env=environment(DDIAG_TIER=tier or "", **given))
     assert done.returncode == 0, (done.stdout + done.stderr).decode()[-4000:]
     if tier is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,27 +9,16 @@ import pytest
 from ddiag.schema.phases import Copy, Kind, Op, Phase, Unit
 from ddiag.schema.steps import StepFlag
 from tests.integration.comm import BEST
+from tests.integration.deepspeed_ops import deepspeed_environment, python_with
 from tests.integration.recording import RankRecording, Recording, record
-from tests.shared import other_python
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 STEPS = 3
 
 
-def python_with(module: str) -> str:
-    python = other_python(".venv-frameworks")
-    done = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"{module} cannot be imported: {done.stderr.strip().splitlines()[-1]}")
-    return str(python)
-
-
 def zero(folder: Path, stage: int, offload: str = "device") -> Recording:
     python = python_with("deepspeed")
-    if shutil.which("g++") is None:
-        pytest.skip("DeepSpeed compiles its operators: no g++")
-    path = f"{Path(python).parent}:{os.environ['PATH']}"
-    variables = {"DS_ACCELERATOR": "cpu", "PATH": path, "MAX_JOBS": "1"}
+    variables = deepspeed_environment(python)
     arguments = (str(stage), offload, str(STEPS))
     return record(folder, "zero", *arguments, tier=BEST, python=python, environment=variables, timeout_s=1400)
 
