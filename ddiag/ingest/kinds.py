@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddiag.ingest import config_files, node_report
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 
@@ -19,5 +20,9 @@ class Kind:
     """Raises :class:`ddiag.ingest.trace.UnusableError` with one line when nothing can be used."""
 
 
-KINDS: tuple[Kind, ...] = ()
+KINDS: tuple[Kind, ...] = (
+    Kind("doctor", node_report.matches, node_report.read),
+    Kind("config_json", config_files.matches_json, config_files.read_json),
+    Kind("config_yaml", config_files.matches_yaml, config_files.read_yaml),
+)
 """In the order in which they are asked."""

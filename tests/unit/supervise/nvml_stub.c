@@ -169,3 +169,20 @@ int nvmlEventSetWait_v2(void *events, Event *event, unsigned timeout_ms)
     event->data = (unsigned long long)xid;
     return SUCCESS;
 }
+int nvmlDeviceGetP2PStatus(Device a, Device b, int which, int *status)
+{
+    unsigned found = 0;
+    (void)b; (void)which;
+    int result = small(a, "p2p", &found);
+    *status = (int)found;
+    return result;
+}
+int nvmlDeviceGetNvLinkState(Device d, unsigned link, int *active)
+{
+    char key[32];
+    unsigned found = 0;
+    snprintf(key, sizeof key, "nvlink%u", link);
+    int result = small(d, key, &found);
+    *active = (int)found;
+    return result;
+}
