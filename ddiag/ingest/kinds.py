@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import config_files, node_report
+from ddiag.ingest import config_files, flight, node_report
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 
@@ -21,6 +21,7 @@ class Kind:
 
 
 KINDS: tuple[Kind, ...] = (
+    Kind(flight.NAME, flight.matches, flight.read),
     Kind("doctor", node_report.matches, node_report.read),
     Kind("config_json", config_files.matches_json, config_files.read_json),
     Kind("config_yaml", config_files.matches_yaml, config_files.read_yaml),

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ddiag.model.event_kinds.c10d import C10D
+from ddiag.model.event_kinds.cuda import CUDA
+from ddiag.model.event_kinds.deepspeed import DEEPSPEED
+from ddiag.model.event_kinds.megatron import MEGATRON
+from ddiag.model.event_kinds.slurm import SLURM
+from ddiag.model.event_kinds.trainers import TRAINERS
 
-EVENT_KINDS: Mapping[str, str] = MappingProxyType({**C10D})
+EVENT_KINDS: Mapping[str, str] = MappingProxyType({**C10D, **CUDA, **DEEPSPEED, **MEGATRON, **SLURM, **TRAINERS})
 """kind -> meaning and fields."""

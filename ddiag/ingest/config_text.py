@@ -1,0 +1,127 @@
+"""Configurations as text: JSON that may be cut off, and the part of YAML that launchers write."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddiag.model.incident import Setting
+from ddiag.schema.secrets import secret_name
+
+_KEY_LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w.\-/\"']+):(?:\s+(?P<value>.*?))?\s*$")
+_ITEM_LINE = re.compile(r"^(?P<indent> *)- ?(?P<value>.*?)\s*$")
+_COMMENT = re.compile(r"\s+#.*$|^\s*#.*$")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*)(?:\.\d*)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+_MOST_CUTS = 200
+
+
+def settings_of(kind: str, found: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[Setting]:
+    """Every leaf of *found* as a setting with a dotted key; secrets are left out."""
+    for key, value in found.items():
+        name = f"{prefix}{key}"
+        if secret_name(str(key)):
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from settings_of(kind, value, source, f"{name}.")
+        else:
+            yield Setting(kind, name, _shown(value), source=source)
+
+
+def _shown(value: Any) -> str:
+    """JSON, but words bare; text that reads like a number or a truth value keeps its quotes: it is not one."""
+    return value if isinstance(value, str) and isinstance(scalar(value), str) else json.dumps(value)
+
+
+def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
+    """(the object, what is wrong with it in words); of a text that is cut off, what was complete.
+
+    Comments and trailing commas, which DeepSpeed and accelerate refuse, are told and read over.
+    """
+    try:
+        found = json.loads(text)
+        return (found, "") if isinstance(found, dict) else (None, "JSON, but not an object")
+    except (json.JSONDecodeError, RecursionError) as error:
+        why = f"no valid JSON at line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+    for candidate in _repairs(text):
+        try:
+            found = json.loads(candidate)
+        except (json.JSONDecodeError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found, why
+    return None, why
+
+
+def _repairs(text: str) -> Iterator[str]:
+    clean = re.sub(r"^\s*(?://|#).*$", "", text, flags=re.MULTILINE)
+    clean = re.sub(r",(\s*[}\]])", r"\1", clean)
+    yield clean
+    yield clean[: clean.rfind("}") + 1]
+    end = len(clean)
+    for _ in range(_MOST_CUTS):
+        end = clean.rfind(",", 0, end)
+        if end < 0:
+            return
+        yield clean[:end] + _closing(clean[:end])
+
+
+def _closing(text: str) -> str:
+    """The brackets that *text* left open, in order."""
+    open_ones: list[str] = []
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    for mark in bare:
+        if mark in "{[":
+            open_ones.append("}" if mark == "{" else "]")
+        elif mark in "}]" and open_ones:
+            open_ones.pop()
+    return "".join(reversed(open_ones))
+
+
+def yaml_mapping(lines: Sequence[str]) -> dict[str, Any]:
+    """Nested mappings, lists of scalars, quoted and plain scalars; lines of any other form are passed over."""
+    root: dict[str, Any] = {}
+    open_maps: list[tuple[int, dict[str, Any]]] = [(-1, root)]
+    last: tuple[int, dict[str, Any], str] | None = None
+    for raw in lines:
+        line = _COMMENT.sub("", raw.replace("\t", "  "))
+        if (item := _ITEM_LINE.match(line)) and last is not None and len(item["indent"]) >= last[0]:
+            _, parent, key = last
+            kept = parent[key] if isinstance(parent.get(key), list) else []
+            parent[key] = [*kept, scalar(item["value"])]
+            continue
+        found = _KEY_LINE.match(line)
+        if found is None:
+            continue
+        indent, key = len(found["indent"]), found["key"].strip("\"'")
+        while open_maps[-1][0] >= indent:
+            open_maps.pop()
+        parent, value = open_maps[-1][1], found["value"]
+        last = (indent, parent, key)
+        if value is None or value == "":
+            child: dict[str, Any] = {}
+            parent[key] = child
+            open_maps.append((indent, child))
+        else:
+            parent[key] = scalar(value)
+    return root
+
+
+def scalar(text: str) -> Any:
+    """A YAML scalar: quoted text stays text, words and numbers become what they mean."""
+    text = text.strip()
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if text.startswith(("[", "{")):
+        inner = text[1:-1].strip()
+        return (
+            [scalar(part) for part in inner.split(",")] if inner and text[0] == "[" else ([] if text[0] == "[" else {})
+        )
+    if _NUMBER.fullmatch(text):
+        number = text.replace("_", "")
+        return int(number) if re.fullmatch(r"[-+]?\d+", number) else float(number)
+    return text
