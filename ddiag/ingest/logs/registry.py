@@ -6,9 +6,20 @@ from collections.abc import Callable
 
 from ddiag.ingest.logs.cuda import CudaMemory
 from ddiag.ingest.logs.deepspeed import DeepSpeed
+from ddiag.ingest.logs.environment import Environment
+from ddiag.ingest.logs.gpu_texts import GpuTexts
+from ddiag.ingest.logs.host_tools import HostTools
+from ddiag.ingest.logs.infiniband import InfiniBandTools
+from ddiag.ingest.logs.kernel import KernelLog
 from ddiag.ingest.logs.line import LogParser
 from ddiag.ingest.logs.megatron import Megatron
+from ddiag.ingest.logs.nccl import NcclLog
 from ddiag.ingest.logs.nccl_tests import NcclTests
+from ddiag.ingest.logs.nvidia_smi_csv import NvidiaSmiCsv
+from ddiag.ingest.logs.nvidia_smi_links import NvidiaSmiLinks
+from ddiag.ingest.logs.nvidia_smi_query import NvidiaSmiQuery
+from ddiag.ingest.logs.nvidia_smi_table import NvidiaSmiTable
+from ddiag.ingest.logs.pci import PciTools
 from ddiag.ingest.logs.printed_settings import PrintedSettings
 from ddiag.ingest.logs.slurm import Slurm
 from ddiag.ingest.logs.trainers import Trainers
@@ -21,5 +32,16 @@ PARSERS: tuple[Callable[[], LogParser], ...] = (
     Slurm,
     NcclTests,
     PrintedSettings,
+    Environment,
+    GpuTexts,
+    HostTools,
+    InfiniBandTools,
+    KernelLog,
+    NcclLog,
+    NvidiaSmiCsv,
+    NvidiaSmiLinks,
+    NvidiaSmiQuery,
+    NvidiaSmiTable,
+    PciTools,
 )
 """Makers of parsers, one object per file."""

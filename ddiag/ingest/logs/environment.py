@@ -1,0 +1,85 @@
+"""Environment variables (``env``, ``export``, launch scripts, printed dicts) and package lists (pip, conda)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ddiag.ingest.logs.line import Line
+from ddiag.model.incident import NodeFact, Seen, Setting
+
+_NAME = (
+    r"(?:NCCL|TORCH|PYTORCH|CUDA|GLOO|UCX|OMP|MKL|FI|OFI_NCCL|TORCHELASTIC|TORCHINDUCTOR|DEEPSPEED|DS|HIP|RCCL|ROCR|"
+    r"NVIDIA|NVTE|KMP|TP|OMPI_MCA)_[A-Z][A-Z0-9_]*|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_RANK|RANK|MASTER_ADDR|MASTER_PORT|"
+    r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|SLURM_[A-Z_]+"
+)
+_ASSIGNED = re.compile(rf"(?:^|[\s;(\[{{'\",]|export |-x )({_NAME})=(\"[^\"]*\"|'[^']*'|[^\s;,'\"&|)}}\]]*)")
+_IN_DICT = re.compile(rf"['\"]({_NAME})['\"]: ?['\"]([^'\"]*)['\"]")
+_WATCHED = (
+    "torch",
+    "torchvision",
+    "deepspeed",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "pytorch-lightning",
+    "megatron-core",
+    "flash-attn",
+    "triton",
+    "xformers",
+    "trl",
+    "peft",
+    "vllm",
+    "apex",
+    "transformer-engine",
+    "datasets",
+    "numpy",
+    "ray",
+)
+_PACKAGE = re.compile(
+    rf"^\s*((?:nvidia-[\w-]+)|{'|'.join(map(re.escape, _WATCHED))})"
+    r"(?:==| @ \S*?-|\s{2,}|\s+(?=\d))(\d[\w.+!-]*)"
+)
+
+
+class Environment:
+    """Settings of kind env and package."""
+
+    needles: tuple[str, ...] = (
+        "NCCL_",
+        "TORCH",
+        "CUDA_",
+        "GLOO_",
+        "UCX_",
+        "OMP_",
+        "MKL_",
+        "FI_",
+        "DEEPSPEED_",
+        "WORLD_SIZE",
+        "MASTER_",
+        "LOCAL_RANK",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "nvidia-",
+        "==",
+        "torch ",
+        "deepspeed ",
+        "accelerate ",
+        "HIP_",
+        "NVTE_",
+        "RANK=",
+    )
+
+    def line(self, line: Line) -> Iterator[Seen]:
+        if "NCCL INFO" in line.text or "NCCL WARN" in line.text:
+            return
+        for name, value in (*_ASSIGNED.findall(line.text), *_IN_DICT.findall(line.text)):
+            yield Setting("env", name, value.strip("\"'"))
+            if name == "CUDA_VISIBLE_DEVICES":
+                yield NodeFact("gpu.cuda_visible_devices", value.strip("\"'"))
+        package = _PACKAGE.search(line.text)
+        if package is not None:
+            yield Setting("package", package[1].lower().replace("_", "-"), package[2])
+
+    def end(self) -> Iterable[Seen]:
+        return ()

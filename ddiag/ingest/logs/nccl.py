@@ -1,0 +1,122 @@
+"""NCCL's own log (NCCL_DEBUG=INFO or WARN), versions 2.10 to 2.30, and the error torch raises for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ddiag.ingest.logs.line import Line
+from ddiag.ingest.logs.nccl_facts import FACTS
+from ddiag.ingest.logs.nccl_line import Said, said
+from ddiag.ingest.logs.nccl_warnings import FAILURES, duplicate_gpu
+from ddiag.model.incident import Event, Seen, Setting
+
+_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)(?:\+cuda([\d.]+))?")
+_ENV = re.compile(
+    r"(?P<name>(?:NCCL|RCCL|UCX|FI|OFI_NCCL)_\w+) set by (?P<by>environment|plugin|config\w*) to (?P<value>.*)"
+)
+_PLUGIN_ENV = re.compile(r"(?:Setting|Using) (NCCL_\w+)=(\S+)")
+_TORCH = re.compile(
+    r"NCCL error in: (?P<where>[^,]+), (?P<error>[^,(]+?)(?: \(run with[^)]*\))?, NCCL version (?P<version>[\d.]+)"
+)
+_RESULT = re.compile(r"\b(nccl[A-Z]\w+): ")
+_NOISE = re.compile(r"^[\w./]+:\d+ -> \d+|^group\.cc")
+
+
+class NcclLog:
+    """Every NCCL message of one file; a pair's connections are told once for each transport, not for each channel."""
+
+    needles: tuple[str, ...] = ("NCCL INFO", "NCCL WARN", "NCCL version", "NCCL error in", "Duplicate GPU detected")
+
+    def __init__(self) -> None:
+        self._pairs: set[tuple[object, ...]] = set()
+        self._versions: set[tuple[object, ...]] = set()
+
+    def line(self, line: Line) -> Iterator[Seen]:
+        message = said(line)
+        if "NCCL error in" in line.text:
+            yield from _torch_error(line)
+        elif message is None:
+            yield from self._without_prefix(line)
+        else:
+            yield from self._message(message)
+
+    def end(self) -> Iterable[Seen]:
+        return ()
+
+    def _without_prefix(self, line: Line) -> Iterator[Seen]:
+        bare = Said(line.text, warn=False)
+        duplicate = duplicate_gpu(bare)
+        if duplicate is not None:
+            yield duplicate
+        yield from self._version(bare)
+
+    def _version(self, message: Said) -> Iterator[Event]:
+        match = _VERSION.search(message.text)
+        if match is None or (message.host, match[1]) in self._versions:
+            return
+        self._versions.add((message.host, match[1]))
+        yield message.event("nccl.version", {"version": match[1], "cuda": match[2]})
+
+    def _message(self, message: Said) -> Iterator[Seen]:
+        setting = _setting(message)
+        if setting is not None:
+            yield setting
+            return
+        if "NCCL version" in message.text:
+            yield from self._version(message)
+            return
+        event = _read(message)
+        if event is None:
+            if message.warn and message.text.strip():
+                yield message.event("nccl.warning", {"message": message.text, "where": message.where})
+        elif event.kind != "nccl.channel" or self._new_pair(event):
+            yield event
+
+    def _new_pair(self, event: Event) -> bool:
+        names = ("src", "dst", "transport", "net", "gdr", "via", "direction")
+        key = (event.host, *(event.get(name) for name in names))
+        if key in self._pairs:
+            return False
+        self._pairs.add(key)
+        return True
+
+
+def _read(message: Said) -> Event | None:
+    """What a message says, by the first reader that knows it; failures first, they hold words of the others."""
+    for needle, read in (*FAILURES, *FACTS) if message.warn else (*FACTS, *FAILURES):
+        if needle in message.text:
+            event = read(message)
+            if event is not None:
+                return event
+    return None
+
+
+def _setting(message: Said) -> Setting | None:
+    match = _ENV.search(message.text)
+    if match is not None:
+        return Setting("env", match["name"], match["value"].strip().rstrip("."), host=message.host)
+    match = _PLUGIN_ENV.search(message.text)
+    return Setting("env", match[1], match[2].rstrip("."), host=message.host) if match and not message.warn else None
+
+
+def _torch_error(line: Line) -> Iterator[Event]:
+    match = _TORCH.search(line.text)
+    if match is None:
+        return
+    result, detail = None, []
+    for after in line.following(6):
+        found = _RESULT.search(after.text)
+        if found is not None and result is None:
+            result = found[1]
+        elif result is not None and (text := after.text.strip()) and "Last error" not in text:
+            detail.append(text)
+            break
+    fields = {
+        "error": match["error"].strip(),
+        "version": match["version"],
+        "result": result,
+        "detail": " ".join(detail),
+        "where": match["where"],
+    }
+    yield Event("nccl.error", fields)

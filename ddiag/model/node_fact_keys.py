@@ -1,0 +1,93 @@
+"""Every key of ``node_facts``, with its meaning and unit; the docs of the table come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_GPU = {
+    "gpu.index": "nvidia-smi's index; device is the bus id",
+    "gpu.bus_id": "bus id of this index; device is gpuN",
+    "gpu.name": "product name",
+    "gpu.uuid": "UUID",
+    "gpu.driver_version": "driver of the node",
+    "gpu.cuda_version": "CUDA version the driver supports",
+    "gpu.vbios_version": "VBIOS of the board",
+    "gpu.utilization_pct": "kernel running, share of time",
+    "gpu.memory_utilization_pct": "memory busy, share of time",
+    "gpu.memory_used_mib": "memory in use on the device, by all processes",
+    "gpu.memory_total_mib": "memory of the device",
+    "gpu.temperature_c": "core temperature",
+    "gpu.memory_temperature_c": "memory temperature",
+    "gpu.power_w": "power drawn",
+    "gpu.power_limit_w": "power limit in force",
+    "gpu.power_default_w": "power limit as delivered",
+    "gpu.clock.sm_mhz": "SM clock now",
+    "gpu.clock.sm_max_mhz": "highest SM clock of the board",
+    "gpu.clock.memory_mhz": "memory clock now",
+    "gpu.pstate": "performance state, P0 is the fastest",
+    "gpu.throttle.": "a reason for lower clocks, Active or Not Active: idle, applications_clocks, sw_power_cap, "
+    "hw_slowdown, hw_thermal_slowdown, hw_power_brake, sync_boost, sw_thermal_slowdown; number 1 or 0",
+    "gpu.throttle_mask": "all reasons for lower clocks, as a bit mask",
+    "gpu.pcie.gen": "PCIe generation now (drops to 1 when idle)",
+    "gpu.pcie.gen_max": "highest PCIe generation of board and slot",
+    "gpu.pcie.width": "PCIe lanes now",
+    "gpu.pcie.width_max": "highest number of PCIe lanes",
+    "gpu.pcie.replays": "PCIe replay counter",
+    "gpu.ecc.mode": "Enabled or Disabled",
+    "gpu.ecc.uncorrectable": "uncorrectable ECC errors, volatile or aggregate",
+    "gpu.ecc.remap_pending": "a row waits for the next reset to be remapped: Yes or No",
+    "gpu.ecc.remap_failed": "a row could not be remapped: Yes or No",
+    "gpu.ecc.remapped_uncorrectable": "rows remapped after uncorrectable errors",
+    "gpu.ecc.retired_pending": "a page waits for the next reboot to be retired (V100): Yes or No",
+    "gpu.mig.mode": "Enabled or Disabled",
+    "gpu.fabric.state": "Completed, In Progress, Not Started or N/A",
+    "gpu.fabric.status": "Success, or what went wrong",
+    "gpu.process": "a process on the device: text is 'pid name', number its memory in MiB",
+    "gpu.link": "how two GPUs, or a GPU and a NIC, are connected: text is 'gpu1=NV18' (NV#, PIX, PXB, "
+    "PHB, NODE or SYS)",
+    "gpu.cpu_affinity": "CPUs near the device",
+    "gpu.numa": "NUMA node of the device",
+    "gpu.nvlink.": "counter of one NVLink: gpu.nvlink.3.replay_errors; or gpu.nvlink.3.gbs, its speed (0 inactive)",
+    "gpu.cuda_visible_devices": "devices a process sees",
+}
+_NIC = {
+    "nic.state": "logical state of a port: Active, Down, Init, Armed",
+    "nic.physical_state": "LinkUp, Polling, Disabled …",
+    "nic.rate_gbps": "speed of a port",
+    "nic.link_layer": "InfiniBand or Ethernet",
+    "nic.netdev": "network interface of an RDMA device; text is 'ens1 Up'",
+    "nic.gid": "a GID: text is 'index gid v1|v2 netdev'",
+    "nic.mtu_bytes": "MTU of a port or interface",
+    "nic.counter.": "a counter of ethtool -S, of rdma statistics or of ibqueryerrors, as the tool names it",
+    "nic.address": "address of an interface: text is 'eth0 UP 10.0.0.2/24'",
+}
+_NODE = {
+    "pcie.width": "lanes now, from lspci; device is the bus id",
+    "pcie.width_max": "lanes of the device",
+    "pcie.speed_gts": "speed now, from lspci",
+    "pcie.speed_max_gts": "speed of the device",
+    "pcie.gone": "the device answers with ones only (rev ff): it is off the bus",
+    "pcie.name": "what the device is",
+    "pcie.acs": "flags of ACSCtl that redirect peer traffic",
+    "shm.size_bytes": "size of /dev/shm",
+    "shm.used_bytes": "used bytes of /dev/shm",
+    "disk.used_pct": "share of a file system in use; device is the mount point",
+    "limit.memlock_bytes": "RLIMIT_MEMLOCK; absent number is unlimited",
+    "limit.open_files": "RLIMIT_NOFILE",
+    "limit.processes": "RLIMIT_NPROC",
+    "memory.total_bytes": "memory of the host",
+    "memory.available_bytes": "memory of the host that can be used",
+    "kernel.cmdline": "command line of the kernel",
+    "kernel.release": "version of the kernel",
+    "kernel.module": "a loaded module: text is its name",
+    "kernel.modules_listed": "the list of loaded modules is in the evidence",
+    "kernel.sysctl": "a kernel parameter: text is 'net.core.somaxconn=128'",
+    "kernel.somaxconn": "net.core.somaxconn",
+    "service.state": "state of a service: text is 'nvidia-fabricmanager failed'",
+    "service.version": "version of a service: text is 'nvidia-fabricmanager 535.104.05'",
+    "process.state": "a process: text is 'pid STAT wchan command'; number is the pid",
+    "process.affinity": "CPUs a process may use; number is the pid",
+}
+NODE_FACT_KEYS: Mapping[str, str] = MappingProxyType({**_GPU, **_NIC, **_NODE})
+"""A key that ends in a dot is a family."""
