@@ -33,7 +33,10 @@ _PATTERNS = tuple(
         (rb"\s*<(?:!doctype|html|\?xml)", "an HTML or XML page (a login or error page saved instead of the trace?)"),
         (rb"\s*\[\s*\]\s*$", "an empty list: no events"),
         (rb"\s*\[\s*\[", "a list of lists (memory_timeline.raw?), not a trace: give the export_chrome_trace() file"),
-        (rb"\s*\[\s*(?:[\"{\]]|-?[\d.e]+\s*[,\]])", "a JSON list that does not hold trace events"),
+        (
+            rb"\s*\[\s*(?:[\"{\]]|-?[\d.e]+\s*(?:,\s*(?!\d+\]<)|\]\s*$))",
+            "a JSON list that does not hold trace events",
+        ),
     )
 )
 
