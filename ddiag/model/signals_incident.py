@@ -151,6 +151,15 @@ class GroupStand:
     """When the first member began to wait."""
 
 
+UNEVEN, DIVERGENT, SINGLE_RANK_SAVE, SETUP_WORK = "uneven", "divergent", "single_rank_save", "setup_work"
+P2P_ORDER, COMM_ORDER, GENERATION, WEIGHT_SYNC = "p2p_order", "comm_order", "generation", "weight_sync"
+METRICS, BUCKETS, SUBGROUP, SWALLOWED = "metrics", "buckets", "subgroup", "swallowed"
+SLOW_CHECKPOINT, COMPILE_SKEW, GPU_STUCK, DATA_PLANE = "slow_checkpoint", "compile_skew", "gpu_stuck", "data_plane"
+SHORT_TIMEOUT, SKIPPED_STEP, FROZEN_STORAGE = "short_timeout", "skipped_step", "frozen_storage"
+HEARTBEAT, DEAD, UNKNOWN = "heartbeat", "dead", "unknown"
+"""Words of :attr:`Stall.cause`."""
+
+
 @dataclass(frozen=True)
 class Stall:
     """Why a job does not go on: who is waited for, and by whom."""
@@ -190,7 +199,11 @@ class Stall:
     """(ranks, frames): identical stacks together, the culprit's first."""
     since_ns: int | None = None
     origin: str = ""
-    """flight, ring, watchdog, desync, ras: what it was concluded from."""
+    """flight, ring, watchdog, desync, ras, stack: what it was concluded from."""
+    cause: str = ""
+    """One of the words below: which fault it looks like. Exactly one rule stands behind each word."""
+    timeout_ms: int | None = None
+    """Timeout of the call that they wait in, where known."""
 
 
 INCIDENT_FAMILIES: tuple[type, ...] = (Events, Settings, NodeFacts, Metrics, Stacks, Deaths, Stall)
