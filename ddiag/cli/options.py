@@ -49,6 +49,19 @@ def step_range(ctx: click.Context, option: click.Parameter, value: str | None) -
     return first, last
 
 
+def hang_after(ctx: click.Context, option: click.Parameter, value: str) -> float | None:
+    """Seconds without progress; None for 'auto'."""
+    if value == "auto":
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < _ENDLESS:
+        raise click.BadParameter(f"{value!r} is neither auto nor a number of seconds.", ctx, option)
+    return seconds
+
+
 steps_option = click.option(
     "--steps",
     metavar="A:B",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from ddiag.cli.messages import Messages, message_options, messages
-from ddiag.cli.options import step_range
+from ddiag.cli.options import hang_after, step_range
 
 DEFAULT_OUT = "ddiag-runs"
 MIN_INTERVAL_S = 0.1
@@ -49,6 +49,22 @@ MIN_INTERVAL_S = 0.1
     show_default=True,
     help="How often host and devices are looked at; less often where that would take more than 1 % of a core.",
 )
+@click.option(
+    "--hang-after",
+    metavar="auto|SECONDS",
+    callback=hang_after,
+    default="auto",
+    show_default=True,
+    help="After how long without progress the job is taken to hang and looked into; 0 never. auto: a multiple of "
+    "its usual step, 20 s at least.",
+)
+@click.option(
+    "--on-hang",
+    type=click.Choice(["keep", "kill"]),
+    default="keep",
+    show_default=True,
+    help="What becomes of a job that hangs, once it has been diagnosed.",
+)
 @click.option("--no-report", is_flag=True, help="Only record; diagnose later with ddiag analyze.")
 @message_options
 @click.pass_context
@@ -62,6 +78,8 @@ def run(
     profile_slow: bool,
     nvtx: bool,
     sample_interval: float,
+    hang_after: float | None,
+    on_hang: str,
     no_report: bool,
 ) -> int:
     """Run a training job and record it; diagnose it at the end.
@@ -91,6 +109,8 @@ def run(
         report=not no_report,
         nvtx=nvtx,
         sample_interval_s=sample_interval,
+        hang_after_s=hang_after,
+        on_hang=on_hang,
     )
     try:
         ended = supervise(command, options, environment=os.environ, say=_speaker(messages(ctx)))

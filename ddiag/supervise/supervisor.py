@@ -40,6 +40,10 @@ class RunOptions:
     report: bool = True
     nvtx: bool = False
     sample_interval_s: float = 1.0
+    hang_after_s: float | None = None
+    """After how long without progress the job is taken to hang; None: a multiple of its usual step, 0: never."""
+    on_hang: str = "keep"
+    """keep or kill"""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,10 @@ def supervise(
     mask = hold()
     job = Job(command, prepared.environment, mask, Witness())
     sampler = door.attempt("watch host and devices", lambda: _start_sampler(place, job.pid, options))
+    watchdog = door.attempt("watch the job's progress", lambda: _start_watchdog(place, job.pid, options, say))
     door.attempt("write env.json", lambda: _write_facts(place, environment))
     ended = job.wait()
+    door.attempt("end the watchdog", lambda: _stop_watchdog(watchdog))
     door.attempt("end the sampler", lambda: _stop_sampler(sampler))
     door.attempt("finish the run folder", lambda: _finish(place, ended, mask, options, say))
     return ended
@@ -100,6 +106,24 @@ def _stop_sampler(pid: int | None) -> None:
 
     if pid is not None:
         stop_sampler(pid)
+
+
+def _start_watchdog(place: Place, root: int, options: RunOptions, say: Callable[[str], None]) -> int | None:
+    from ddiag.supervise.watchdog import Guarded, start_watchdog
+
+    if options.hang_after_s == 0:
+        return None
+    kill = options.on_hang == "kill"
+    return start_watchdog(
+        Guarded(place.path, place.manifest.host, root, place.founder, options.hang_after_s, kill), say
+    )
+
+
+def _stop_watchdog(pid: int | None) -> None:
+    from ddiag.supervise.watchdog import stop_watchdog
+
+    if pid is not None:
+        stop_watchdog(pid)
 
 
 def _write_facts(place: Place, environment: Mapping[str, str]) -> None:
@@ -169,4 +193,6 @@ def _as_json(options: RunOptions) -> dict[str, Any]:
         "nvtx": options.nvtx,
         "sample_interval_s": options.sample_interval_s,
         "report": options.report,
+        "hang_after_s": options.hang_after_s,
+        "on_hang": options.on_hang,
     }

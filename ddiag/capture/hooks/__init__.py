@@ -49,7 +49,7 @@ WATCHED: tuple[tuple[str, str], ...] = (
 )
 """(module of torch or of a framework, module of ours). A module may be watched by several."""
 
-ALWAYS: tuple[str, ...] = ("gc_pauses", "memory", "requested")
+ALWAYS: tuple[str, ...] = ("gc_pauses", "memory", "requested", "stacks")
 """Modules of ours that need no module of torch."""
 
 
