@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import config_files, flight, node_report
+from ddiag.ingest import bundle, config_files, flight, node_report
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 
@@ -22,6 +22,7 @@ class Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind(flight.NAME, flight.matches, flight.read),
+    Kind("bundle", bundle.matches, bundle.read),
     Kind("doctor", node_report.matches, node_report.read),
     Kind("config_json", config_files.matches_json, config_files.read_json),
     Kind("config_yaml", config_files.matches_yaml, config_files.read_yaml),
