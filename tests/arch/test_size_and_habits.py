@@ -19,6 +19,8 @@ DOORS = {
     "ddiag/supervise/door.py": 1,
 }
 """The only files that may catch everything, and how often: there it is reported, nowhere is it swallowed."""
+PICKLES = {"ddiag/ingest/flight_pickle.py", "ddiag/ingest/bundle.py"}
+"""The first alone unpickles, with an unpickler that knows no name and no call; the second writes what that read."""
 
 _ALL = sources("ddiag", "rules", "tools")
 _PRODUCT = sources("ddiag", "rules")
@@ -86,8 +88,15 @@ def test_only_the_command_line_prints_or_exits() -> None:
 
 
 def test_evidence_is_never_executed() -> None:
-    """Traces and dumps come from anywhere: no unpickling, no eval, no shell."""
-    imported = [(source.path, name.split(".")[0]) for source in _PRODUCT for _, name in source.imports()]
+    """Traces and dumps come from anywhere: no unpickling but of plain data, no eval, no shell."""
+    careful = [source for source in _PRODUCT if source.path not in PICKLES]
+    imported = [(source.path, name.split(".")[0]) for source in careful for _, name in source.imports()]
     _nothing([f"{at} imports {name}" for at, name in imported if name in ("pickle", "marshal", "shelve", "dill")])
     called = [call for source in _PRODUCT for call in _calls(source)]
-    _nothing([f"{at} calls {what}" for at, what in called if what in ("eval", "exec", "os.system", "os.popen")])
+    _nothing(
+        [
+            f"{at} calls {what}"
+            for at, what in called
+            if what in ("eval", "exec", "os.system", "os.popen", "pickle.load", "pickle.loads")
+        ]
+    )

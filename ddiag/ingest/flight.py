@@ -1,0 +1,74 @@
+"""Flight Recorder dumps (torch 2.2 and later; pickle or JSON) to the tables ``flight`` and ``flight_status``."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+from ddiag.ingest.clues import Clues
+from ddiag.ingest.flight_columns import columns
+from ddiag.ingest.flight_dump import PICKLE, Dump, dump_of
+from ddiag.ingest.flight_rank import host_of, rank_of, world_size
+from ddiag.ingest.flight_status import status_rows
+from ddiag.ingest.sources import PlainText, Source
+from ddiag.model.incident import FLIGHT, FLIGHT_STATUS
+
+NAME = "flight_recorder"
+READ_BYTES = 16 << 20
+_JSON = re.compile(rb'"(?:profiling_name|collective_seq_id|pg_status|nccl_comm_state)"\s*:')
+_EMPTY_JSON = re.compile(rb'\s*\{.{0,200}"(?:version|pg_config|comm_lib_version|nccl_version)"\s*:', re.DOTALL)
+
+
+def matches(head: bytes, name: str) -> bool:
+    """Any pickle (others are refused by name), or JSON with the keys only these dumps have."""
+    if PICKLE.match(head):
+        return True
+    bare = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if bare[:1] not in (b"{", b"["):
+        return False
+    return _JSON.search(bare) is not None or (_EMPTY_JSON.match(bare) is not None and b'"pg_config"' in bare)
+
+
+def read(source: Source, text: PlainText) -> Clues:
+    """Raises UnusableError for what is no dump."""
+    parts = []
+    while chunk := text.read(READ_BYTES):
+        parts.append(chunk)
+    return clues_of(source, dump_of(b"".join(parts), text.damage))
+
+
+def clues_of(source: Source, dump: Dump) -> Clues:
+    """The tables of one dump."""
+    flight = columns(dump)
+    folder = source.label.replace("\\", "/").rsplit("/", 2)[-2] if "/" in source.label.replace("\\", "/") else ""
+    rank, host = rank_of(dump, source.name, folder), host_of(source.name)
+    status = pl.DataFrame(status_rows(dump, flight), schema=_status_schema()).with_columns(
+        pl.lit(rank, dtype=pl.Int32).alias("rank"),
+        pl.lit(host, dtype=pl.String).alias("host"),
+        pl.lit(source.label).alias("source"),
+    )
+    tables = {
+        FLIGHT.name: FLIGHT.conform(flight.with_columns(pl.lit(rank, dtype=pl.Int32).alias("rank"))),
+        FLIGHT_STATUS.name: FLIGHT_STATUS.conform(status),
+    }
+    return Clues(
+        source,
+        NAME,
+        {name: table for name, table in tables.items() if not table.is_empty()},
+        rank=rank,
+        host=host,
+        world_size=world_size(dump),
+        read=len(dump.entries) + dump.dropped,
+        dropped=dump.dropped,
+        notes=_notes(dump),
+    )
+
+
+def _status_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
+    return {name: dtype for name, dtype in FLIGHT_STATUS.schema.items() if name not in ("rank", "host", "source")}
+
+
+def _notes(dump: Dump) -> tuple[str, ...]:
+    cut = f"{dump.damage}: used as far as it goes, the newest entries may be missing" if dump.damage else ""
+    return tuple(note for note in (f"dump version {dump.version_text}", cut) if note)
