@@ -9,12 +9,14 @@ from dataclasses import replace
 import polars as pl
 
 from ddiag.ingest.clues import Clues
+from ddiag.ingest.flight_join import settled, with_group_keys
 from ddiag.model.run import Coverage, InputFile, Run
 from ddiag.model.tables import TABLES
 
 
 def with_clues(run: Run, clues: Sequence[Clues]) -> Run:
     """*run* with the tables and the coverage of *clues*."""
+    clues = settled(clues)
     frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
     for name, table in run.tables.items():
         frames[name].append(table)
@@ -22,6 +24,7 @@ def with_clues(run: Run, clues: Sequence[Clues]) -> Run:
         for name, table in one.tables.items():
             frames[name].append(_filled(TABLES[name].conform(table), one))
     tables = {name: parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True) for name, parts in frames.items()}
+    tables = with_group_keys(tables)
     if "log_events" in tables:
         tables["log_events"] = tables["log_events"].sort("ts_ns", maintain_order=True, nulls_last=True)
     return replace(
