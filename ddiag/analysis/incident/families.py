@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from ddiag.analysis.hang.stall import stall
 from ddiag.analysis.incident.records import events, metrics, node_facts, settings, stacks
+from ddiag.analysis.incident.story import story
 from ddiag.model.run import Run
 from ddiag.model.signals import JobFacts
 
 
 def incident_families(run: Run) -> dict[type, object]:
     """Every incident family that the tables of *run* can give."""
-    found = (events(run), settings(run), node_facts(run), metrics(run), stacks(run))
+    seen, config, taken = events(run), settings(run), stacks(run)
+    stuck = stall(run, seen, None, taken, config)
+    found = (seen, config, node_facts(run), metrics(run), taken, stuck, story(seen))
     return {type(family): family for family in found if family is not None}
 
 

@@ -1,0 +1,223 @@
+"""The verdict from log lines alone: who printed that it waits, in what, and who printed nothing.
+
+A rank that prints a watchdog line is normally a victim. ``[rank7]:`` is a global rank, ``[Rank 3]`` one inside the
+process group. A log is often an excerpt: a rank without a line is a suspect, not a culprit, until something else says
+so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ddiag.analysis.hang.dumps import Verdict
+from ddiag.analysis.hang.vote import IN_SIZED, OUT_SIZED, Mismatch, Signature, vote
+from ddiag.model.incident import Event
+from ddiag.model.signals_incident import Events
+
+DEFAULT_GROUPS = ("", "0", "default_pg")
+FEW = 0.25
+"""Up to this share of the ranks may be silent and still be named (one always may)."""
+SPEAKING = ("c10d.watchdog_timeout", "c10d.pg_status", "c10d.collective_stack", "c10d.dump_signal", "c10d.heartbeat")
+"""Events of the watchdogs themselves: they say nothing of what the rank's own thread does."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank's word that it waits."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    numel_in: int | None
+    numel_out: int | None
+    event: Event
+
+    @property
+    def signature(self) -> Signature:
+        size = self.numel_in if self.op in IN_SIZED else self.numel_out if self.op in OUT_SIZED else None
+        return (self.op, size, "")
+
+    @property
+    def size(self) -> int | None:
+        """Members of the group, where the shape of the call gives it away."""
+        if self.op == "all_gather" and self.numel_in and self.numel_out and self.numel_out % self.numel_in == 0:
+            return self.numel_out // self.numel_in
+        if self.op == "reduce_scatter" and self.numel_in and self.numel_out and self.numel_in % self.numel_out == 0:
+            return self.numel_in // self.numel_out
+        return None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the logs say of a stall."""
+
+    waits: tuple[Wait, ...]
+    """The first call each rank waits in, per group."""
+    world: tuple[int, ...]
+    status: Mapping[tuple[int, str], tuple[int | None, int | None]]
+    """(rank, group) -> last enqueued, last completed."""
+    healthy_counts: bool = False
+    """RAS saw every rank at the same place."""
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        return frozenset(wait.rank for wait in self.waits)
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        return tuple(rank for rank in self.world if rank not in self.waiting)
+
+
+def told(events: Events, world: Iterable[int], *, healthy_counts: bool = False) -> Told:
+    """Collect the waiting ranks of all logs. *world*: ranks known otherwise."""
+    first: dict[tuple[int, str], Wait] = {}
+    for event in events.of("c10d.watchdog_timeout"):
+        wait = _wait(event)
+        if wait is not None:
+            key = (wait.rank, wait.group)
+            if key not in first or wait.seq < first[key].seq:
+                first[key] = wait
+    status: dict[tuple[int, str], tuple[int | None, int | None]] = {}
+    for event in events.of("c10d.pg_status"):
+        rank = _rank(event)
+        if rank is not None:
+            status[rank, event.word("group")] = (event.integer("last_enqueued"), event.integer("last_completed"))
+    known = {*world, *(wait.rank for wait in first.values()), *(e.rank for e in events.all if e.rank is not None)}
+    whole = tuple(range(max(known) + 1)) if known else ()
+    return Told(tuple(first.values()), whole, status, healthy_counts)
+
+
+def _rank(event: Event) -> int | None:
+    """The global rank: as the envelope says, or the group rank where the group is the default one."""
+    if event.rank is not None:
+        return event.rank
+    group, desc = event.word("group"), event.word("group_desc")
+    return event.integer("group_rank") if group in DEFAULT_GROUPS or desc == "default_pg" else None
+
+
+def _wait(event: Event) -> Wait | None:
+    rank, seq = _rank(event), event.integer("seq")
+    if rank is None or seq is None:
+        return None
+    size = (event.integer("numel_in"), event.integer("numel_out"))
+    return Wait(rank, event.word("group"), seq, event.word("op"), *size, event)
+
+
+def conclude_logs(events: Events, log: Told) -> Verdict | None:
+    """The verdict; None when no line says that a rank waits in a collective."""
+    named = _named_by_torch(events, log)
+    if named is not None:
+        return named
+    if not log.waits:
+        return None
+    odd = _mismatch(log)
+    if odd is not None:
+        return odd
+    return _late_by_status(log) or _subgroup(log) or _silent(log)
+
+
+def _named_by_torch(events: Events, log: Told) -> Verdict | None:
+    """What a desync report or a monitored barrier says outright."""
+    barrier = events.first("c10d.monitored_barrier")
+    if barrier is not None and (missing := _ranks(barrier, "missing")):
+        return Verdict("late", missing, (), "high", None, frozenset(log.world) - set(missing))
+    report = events.first("c10d.desync")
+    if report is None:
+        return None
+    late = _ranks(report, "never_joined") or _ranks(report, "lagging")
+    if not late:
+        return None
+    sure = len(late) * 2 <= len(log.world)
+    return Verdict("late", late, (), "high" if sure else "medium", _place(log), log.waiting - set(late))
+
+
+def _ranks(event: Event, field: str) -> tuple[int, ...]:
+    found = event.get(field)
+    return tuple(sorted({r for r in found if isinstance(r, int)})) if isinstance(found, list) else ()
+
+
+def _place(log: Told) -> tuple[str, str, int, int] | None:
+    """Where most wait."""
+    counts: dict[tuple[str, int], int] = defaultdict(int)
+    for wait in log.waits:
+        counts[wait.group, wait.seq] += 1
+    if not counts:
+        return None
+    group, seq = max(counts, key=lambda key: (counts[key], -key[1]))
+    return ("coll", group, seq, -1)
+
+
+def _mismatch(log: Told) -> Verdict | None:
+    """Ranks of one group at one sequence number in different calls."""
+    calls: dict[tuple[str, int], dict[int, Signature]] = defaultdict(dict)
+    places: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for wait in log.waits:
+        member = wait.event.integer("group_rank")
+        if member is not None and member in places[wait.group, wait.seq]:
+            return None  # one id, several groups: not comparable
+        if member is not None:
+            places[wait.group, wait.seq].add(member)
+        calls[wait.group, wait.seq][wait.rank] = wait.signature
+    for (group, seq), signatures in sorted(calls.items(), key=lambda item: item[0][1]):
+        if len(set(signatures.values())) < 2:
+            continue
+        odd = vote(signatures)
+        found = Mismatch(group, seq, odd, signatures, open=True)
+        few = odd or tuple(sorted(signatures)) if len(signatures) == 2 else odd
+        confidence = "high" if odd and len(signatures) > 2 * len(odd) else "medium"
+        candidates = () if odd else tuple(sorted(signatures))
+        node = ("coll", group, seq, -1)
+        return Verdict("mismatch", few, candidates, confidence, node, log.waiting - set(few), found)
+    return None
+
+
+def _late_by_status(log: Told) -> Verdict | None:
+    """Ranks whose own status, or whose own wait, is behind the place where most of their group wait."""
+    node = _place(log)
+    if node is None:
+        return None
+    _, group, seq, _ = node
+    ours = [wait for wait in log.waits if wait.group == group]
+    said = {rank: enqueued for (rank, of), (enqueued, _) in log.status.items() if of == group and enqueued is not None}
+    behind = {rank for rank, enqueued in said.items() if enqueued < seq} - {w.rank for w in ours if w.seq >= seq}
+    if _same_counter(log):
+        behind |= {wait.rank for wait in ours if wait.seq < seq}
+    at = [wait for wait in ours if wait.seq == seq]
+    if not behind or len(behind) >= len(at):
+        return None
+    late = tuple(sorted(behind))
+    return Verdict("late", late, (), "high" if len(late) == 1 else "medium", node, log.waiting - behind)
+
+
+def _same_counter(log: Told) -> bool:
+    """Sends, receives and coalesced calls have counters of their own."""
+    return not any(wait.op in ("send", "recv", "coalesced") for wait in log.waits)
+
+
+def _subgroup(log: Told) -> Verdict | None:
+    """A group of known size where members are missing, while the other groups have all theirs."""
+    by_group: dict[str, list[Wait]] = defaultdict(list)
+    for wait in log.waits:
+        by_group[wait.group].append(wait)
+    short = [waits for waits in by_group.values() if (waits[0].size or 0) > len(waits)]
+    if len(short) != 1 or len(by_group) < 2 or not log.silent:
+        return None
+    missing = (short[0][0].size or 0) - len(short[0])
+    wait = short[0][0]
+    node = ("coll", wait.group, wait.seq, -1)
+    if missing == len(log.silent):
+        return Verdict("late", log.silent, (), "medium", node, log.waiting)
+    return Verdict("undecided", (), log.silent, "low", node, log.waiting)
+
+
+def _silent(log: Told) -> Verdict:
+    """Everybody who printed waits in the same place: those who did not print are suspects."""
+    node, silent = _place(log), log.silent
+    if log.healthy_counts or not silent:
+        return Verdict("in_flight", (), log.world if not silent else (), "low", node, log.waiting)
+    if len(silent) == 1 or len(silent) <= FEW * len(log.world):
+        return Verdict("suspect_by_absence", silent, (), "medium", node, log.waiting)
+    return Verdict("undecided", (), silent if len(silent) < len(log.world) else (), "low", node, log.waiting)

@@ -1,0 +1,128 @@
+"""Do all members of a group call the same thing? The majority is right, whoever it is; a tie decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import polars as pl
+
+Signature: TypeAlias = tuple[str, int | None, str]
+"""(op, elements that all members must agree on, element types)."""
+IN_SIZED = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "gather", "barrier", "all_reduce_coalesced")
+OUT_SIZED = ("all_gather", "scatter")
+MOST_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Calls of one group with one sequence number that differ."""
+
+    group: str
+    seq: int
+    odd: tuple[int, ...]
+    """The minority; empty when no side has a majority."""
+    signatures: Mapping[int, Signature]
+    """rank -> what it called."""
+    open: bool
+    """Some member has not completed it."""
+
+    @property
+    def usual(self) -> Signature:
+        """What most ranks called."""
+        return Counter(self.signatures.values()).most_common(1)[0][0]
+
+    @property
+    def words(self) -> str:
+        """``all_reduce of 1,024 elements (float) on 7 ranks, of 512 on rank 3``."""
+        sides = sorted(_sides(self.signatures).items(), key=lambda item: (-len(item[1]), item[1]))
+        types = len({signature[2] for signature, _ in sides}) > 1
+        shown = [f"{say(signature, with_type=types)} on {_who(ranks)}" for signature, ranks in sides[:MOST_SHOWN]]
+        return ", ".join([*shown, *([f"{len(sides) - MOST_SHOWN} more kinds"] if len(sides) > MOST_SHOWN else [])])
+
+
+def say(signature: Signature, *, with_type: bool = False) -> str:
+    op, size, dtype = signature
+    elements = f" of {size:,} elements" if size is not None else ""
+    return f"{op}{elements}" + (f" ({dtype})" if with_type and dtype else "")
+
+
+def _who(ranks: Sequence[int]) -> str:
+    if len(ranks) > 3:
+        return f"{len(ranks):,} ranks"
+    return ("rank " if len(ranks) == 1 else "ranks ") + " and ".join(str(rank) for rank in ranks)
+
+
+def _sides(signatures: Mapping[int, Signature]) -> dict[Signature, list[int]]:
+    sides: dict[Signature, list[int]] = {}
+    for rank in sorted(signatures):
+        sides.setdefault(signatures[rank], []).append(rank)
+    return sides
+
+
+def agreed_size() -> pl.Expr:
+    """The number of elements that must be equal on all members, by the rule of the operation."""
+    return (
+        pl.when(pl.col("op").is_in(IN_SIZED))
+        .then(pl.col("numel_in"))
+        .when(pl.col("op").is_in(OUT_SIZED))
+        .then(pl.col("numel_out"))
+        .otherwise(None)
+    )
+
+
+def mismatches(flight: pl.DataFrame, desc: Mapping[str, str]) -> list[Mismatch]:
+    """Every disagreement in *flight*: those that are still open first, then by sequence number within a group."""
+    calls = flight.filter(pl.col("call") == "coll").with_columns(agreed_size().alias("size"))
+    kinds = calls.group_by("group", "seq").agg(
+        pl.col("op").n_unique().alias("ops"),
+        pl.col("size").drop_nulls().n_unique().alias("sizes"),
+        pl.col("dtype").drop_nulls().n_unique().alias("types"),
+        pl.col("created_ns").min().alias("first_ns"),
+        (pl.col("state") != "completed").any().alias("open"),
+    )
+    odd = kinds.filter((pl.col("ops") > 1) | (pl.col("sizes") > 1) | (pl.col("types") > 1))
+    if odd.is_empty():
+        return []
+    odd = odd.sort("seq").unique("group", keep="first", maintain_order=True)
+    odd = odd.sort(~pl.col("open"), "first_ns", "group")
+    rows = calls.join(odd.select("group", "seq"), on=["group", "seq"], how="semi")
+    found = []
+    for group, seq, is_open in odd.select("group", "seq", "open").iter_rows():
+        at = rows.filter((pl.col("group") == group) & (pl.col("seq") == seq))
+        signatures = {row[0]: (row[1], row[2], row[3] or "") for row in at.select(*_COLUMNS).iter_rows()}
+        siblings = _siblings(calls, group, seq, desc)
+        found.append(Mismatch(group, seq, vote(signatures, siblings), signatures, is_open))
+    return found
+
+
+_COLUMNS = ("rank", "op", "size", "dtype")
+
+
+def _siblings(calls: pl.DataFrame, group: str, seq: int, desc: Mapping[str, str]) -> list[Signature]:
+    """What groups of the same description called at the same number: they decide a tie."""
+    word = desc.get(group, "")
+    same = [other for other, text in desc.items() if text == word and other != group]
+    if word in ("", "undefined", "default_pg") or not same:
+        return []
+    rows = calls.filter((pl.col("seq") == seq) & pl.col("group").is_in(same)).select("op", "size", "dtype")
+    return [(op, size, dtype or "") for op, size, dtype in rows.iter_rows()]
+
+
+def vote(signatures: Mapping[int, Signature], siblings: Iterable[Signature] = ()) -> tuple[int, ...]:
+    """Ranks that called something else than the majority; empty when there is none."""
+    counts = Counter(signatures.values())
+    ranked = counts.most_common()
+    if len(ranked) < 2:
+        return ()
+    if ranked[0][1] == ranked[1][1]:
+        others = Counter(siblings)
+        known = [signature for signature in counts if others[signature]]
+        if len(known) != 1 or counts[known[0]] < ranked[0][1]:
+            return ()
+        usual = known[0]
+    else:
+        usual = ranked[0][0]
+    return tuple(sorted(rank for rank, signature in signatures.items() if signature != usual))
