@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import bundle, config_files, flight, node_report
+from ddiag.ingest import bundle, config_files, flight, node_report, recorded_hang
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 
@@ -21,6 +21,7 @@ class Kind:
 
 
 KINDS: tuple[Kind, ...] = (
+    Kind(recorded_hang.NAME, recorded_hang.matches, recorded_hang.read),
     Kind(flight.NAME, flight.matches, flight.read),
     Kind("bundle", bundle.matches, bundle.read),
     Kind("doctor", node_report.matches, node_report.read),

@@ -19,7 +19,7 @@ from ddiag.schema.folder import ANALYSIS_LOG, DIAGNOSIS, ENV_JSON, ERRORS, REPOR
 SUFFIXES = (".native.ring", ".ring", ".steps", ".names", ".facts.jsonl")
 """Of one process's files, longest first."""
 _OWN_FILES = (RUN_JSON, ENV_JSON, ERRORS, REPORT, DIAGNOSIS, ANALYSIS_LOG, UPLOAD_LOG)
-_OF_NO_USE = ("bootstrap/", "profile/request.json")
+_OF_NO_USE = ("bootstrap/", "profile/request.json", "hang/request-", "hang/diagnosis-")
 _RANKS = re.compile(r"^(?:(.*)/)?ranks/a(\d+)$")
 
 

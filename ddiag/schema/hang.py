@@ -26,8 +26,9 @@ sample of them, as in :mod:`ddiag.schema.samples`) and ``ranks``, a list of obje
     [{"thread", "tid", "state", "kind", "frames": ["function (file:line)", …]}], innermost frame first, by
     ``stacks_by`` (py-spy, faulthandler); ``no_stacks`` says why there are none.
 ``groups``
-    [{"name", "desc", "backend", "ranks", "last_enqueued", "last_completed", "calls": […]}]: how far it came in each
-    process group, with the newest calls and all unfinished ones: {"op", "seq", "state" (open, issued, done, failed),
+    [{"name", "desc", "backend", "ranks", "last_enqueued", "last_completed", "known", "cut", "calls": […]}]: how far it
+    came in each process group (``known``: its calls are recorded right now), with the newest calls and all unfinished
+    ones (``cut``: there were older ones): {"op", "seq", "state" (open, issued, done, failed),
     "enqueue_ns", "end_ns" (Unix ns), "bytes_in", "bytes_out", "dtype", "peer" (global rank), "label", "step", "phase",
     "end_unknown"}.
 """

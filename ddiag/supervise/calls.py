@@ -18,7 +18,7 @@ NEWEST = 12
 """Calls of a group that are told even when they are over."""
 MOST_UNFINISHED = 64
 _POINT_TO_POINT = (Op.SEND, Op.RECV)
-_PARTIAL_TIER = "dispatch"
+_WHOLE_TIERS = ("native", "hooks")
 _OPS = {int(op): op.name.lower() for op in Op}
 PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
@@ -75,12 +75,13 @@ def read_calls(files: ProcessFiles, facts: Facts, *, step: int) -> list[dict[str
     for record in records:
         if record.kind == Kind.COLLECTIVE and record.op != Op.WAIT:
             by_group[record.group].append(record)
-    if facts.tier == _PARTIAL_TIER and not _looked_lately(by_group, step):
-        by_group = {}
+    known = facts.tier in _WHOLE_TIERS or _looked_lately(by_group, step)
+    if not known:
+        by_group.clear()
     for number in facts.groups:
         by_group.setdefault(number, [])
     return [
-        _group(facts.groups.get(number) or Group(_name(texts, number)), calls, header, texts)
+        {**_group(facts.groups.get(number) or Group(_name(texts, number)), calls, header, texts), "known": known}
         for number, calls in by_group.items()
     ]
 
@@ -115,6 +116,7 @@ def _group(group: Group, calls: list[Record], header: RingHeader, texts: list[st
         "ranks": list(group.ranks),
         "last_enqueued": max(numbered, default=None),
         "last_completed": _last_completed(collective),
+        "cut": len(kept) < len(calls) or (calls[:1] != [] and calls[0].seq > 1),
         "calls": [_call(one, group, header, texts) for _, one in sorted(kept.items())],
     }
 
@@ -144,8 +146,16 @@ def _call(one: Record, group: Group, header: RingHeader, texts: list[str]) -> di
         "label": _name(texts, one.label) or None,
         "step": one.step,
         "phase": PHASES.get(one.phase, ""),
-        "end_unknown": bool(one.flags & Flag.END_UNKNOWN),
+        "end_unknown": _end_unknown(one),
     }
+
+
+def _end_unknown(one: Record) -> bool:
+    """Nobody tells when it is over; of an asynchronous call without a future, only who waits for it does."""
+    seen_by_waiting = Flag.END_IS_WAIT | Flag.ASYNC
+    return bool(one.flags & Flag.END_UNKNOWN) or (
+        one.flags & seen_by_waiting == seen_by_waiting and one.state < State.DONE
+    )
 
 
 def _name(texts: list[str], number: int) -> str:

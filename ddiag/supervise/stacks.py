@@ -84,10 +84,17 @@ def _spied(thread: dict[str, Any]) -> dict[str, Any]:
     return {
         "thread": thread.get("thread_name") or str(thread.get("os_thread_id") or ""),
         "tid": thread.get("os_thread_id"),
-        "state": "gil" if thread.get("owns_gil") else "active" if thread.get("active") else "idle",
+        "state": _thread_state(thread),
         "kind": "native" if native else "python",
         "frames": [_frame(one) for one in frames[:_MOST_FRAMES]],
     }
+
+
+def _thread_state(thread: dict[str, Any]) -> str:
+    """A thread that sleeps and yet has the GIL keeps all others out; one that runs may give it up any moment."""
+    if thread.get("active"):
+        return "active"
+    return "gil" if thread.get("owns_gil") else "idle"
 
 
 def _is_native(frame: dict[str, Any]) -> bool:

@@ -1,0 +1,175 @@
+"""A hang as the supervisor captured it (``hang/*/capture.json``): calls, stacks and process states of one node's ranks.
+
+The newest capture of a run counts. One whose ranks went on afterwards only says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from ddiag.ingest.clues import Clues, to_tables
+from ddiag.ingest.recorded_calls import flight_rows, flight_table, inferred, status_rows, status_table
+from ddiag.ingest.sources import PlainText, Source
+from ddiag.ingest.trace import UnusableError
+from ddiag.model.incident import EPOCH, Event, Seen, Stack
+from ddiag.schema.hang import CAPTURE_KIND
+from ddiag.schema.phases import FORMAT_VERSION
+
+NAME = "hang_capture"
+_READ_BYTES = 16 << 20
+_MAIN = "MainThread"
+_STOPPED, _UNINTERRUPTIBLE = "tT", "D"
+_COPIED = ("pid", "state", "phase", "phase_s", "step", "quiet_s", "limit_s", "stuck", "wchan", "cpu_share", "threads")
+
+
+def matches(head: bytes, _name: str) -> bool:
+    return head.lstrip().startswith(b'{"kind":"' + CAPTURE_KIND.encode())
+
+
+def read(source: Source, text: PlainText) -> Clues:
+    """Raises UnusableError for one that was cut or comes from a newer ddiag."""
+    parts = []
+    while chunk := text.read(_READ_BYTES):
+        parts.append(chunk)
+    try:
+        found = json.loads(b"".join(parts))
+    except ValueError as error:
+        raise UnusableError(f"a capture of ddiag that is cut short ({error}): capture again") from error
+    if found.get("format_version", 0) > FORMAT_VERSION:
+        raise UnusableError(f"a capture of format {found['format_version']}: use a newer ddiag")
+    return _clues(source, found)
+
+
+def _clues(source: Source, found: dict[str, Any]) -> Clues:
+    records = list(_over(source, found)) if found.get("over_ns") else list(_records(source, found))
+    tables = to_tables(records)
+    if not found.get("over_ns"):
+        frames = {one["rank"]: _user_frame(one) for one in found["ranks"]}
+        calls = pl.concat(
+            [flight_table(flight_rows(one, frames[one["rank"]])) for one in found["ranks"]] or [_NO_CALLS]
+        )
+        stands = status_table(
+            [
+                {**row, "host": found["host"], "source": source.label}
+                for one in found["ranks"]
+                for row in status_rows(one)
+            ]
+        )
+        tables |= {name: table for name, table in (("flight", calls), ("flight_status", stands)) if table.height}
+    return Clues(
+        source,
+        NAME,
+        tables,
+        host=str(found["host"]),
+        world_size=int(found["world_size"]) or None,
+        read=len(found["ranks"]),
+        notes=(f"capture {found['number']}",),
+    )
+
+
+_NO_CALLS = flight_table([])
+
+
+def settled(clues: Sequence[Clues]) -> list[Clues]:
+    """*clues* with what the captures of all nodes together say of calls whose end nobody saw."""
+    kept = _newest(clues)
+    ours = [one for one in kept if one.kind == NAME and "flight" in one.tables]
+    if not ours:
+        return kept
+    flight = pl.concat([one.tables["flight"].with_columns(pl.lit(place).alias("of")) for place, one in enumerate(ours)])
+    status = pl.concat([one.tables["flight_status"] for one in ours])
+    told = inferred(flight.drop("of"), status).with_columns(flight["of"])
+    parts = {id(one): told.filter(pl.col("of") == place).drop("of") for place, one in enumerate(ours)}
+    return [replace(one, tables={**one.tables, "flight": parts[id(one)]}) if id(one) in parts else one for one in kept]
+
+
+def _newest(clues: Sequence[Clues]) -> list[Clues]:
+    """*clues* without captures that a later one of the same run replaces."""
+    numbers = {one.source.label: _number(one) for one in clues if one.kind == NAME}
+    last: dict[str, int] = {}
+    for label, number in numbers.items():
+        last[_run_of(label)] = max(number, last.get(_run_of(label), 0))
+    return [one for one in clues if one.kind != NAME or _number(one) == last[_run_of(one.source.label)]]
+
+
+def _number(one: Clues) -> int:
+    return int(one.notes[0].rpartition(" ")[2])
+
+
+def _run_of(label: str) -> str:
+    return label.replace("\\", "/").rpartition("/")[0].rpartition("/")[0]
+
+
+# -- records -------------------------------------------------------------------------------------------------------
+
+
+def _over(source: Source, found: dict[str, Any]) -> Iterator[Seen]:
+    ranks = [one["rank"] for one in found["ranks"] if one.get("stuck")]
+    began = max((one["quiet_s"] for one in found["ranks"] if one.get("stuck")), default=0.0)
+    seconds = round(began + (found["over_ns"] - found["t"]) / 1e9, 1)
+    fields: dict[str, Any] = {"ranks": ranks, "seconds": seconds}
+    text = f"{len(ranks)} rank(s) made no progress for {seconds:g} s and went on"
+    yield Event("process.stall_over", fields, None, found["host"], found["over_ns"], EPOCH, text, source.label)
+
+
+def _records(source: Source, found: dict[str, Any]) -> Iterator[Seen]:
+    for one in found["ranks"]:
+        for kind, fields, text in _events(one):
+            yield Event(kind, fields, one["rank"], found["host"], found["t"], EPOCH, text, source.label)
+        yield from _stacks(source, found, one)
+
+
+def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    rank, pid, state = one["rank"], one["pid"], one["state"]
+    if one["closed"]:
+        yield "process.finished", {"pid": pid}, f"rank {rank} (pid {pid}) has ended in good order"
+        return
+    if not state or state in "ZX":
+        ended = f"killed by signal {one['signal']}" if "signal" in one else f"exit code {one.get('code', 'unknown')}"
+        fields = {"pid": pid, "exitcode": one.get("code"), "signal": one.get("signal")}
+        yield "process.gone", fields, f"rank {rank} (pid {pid}) is gone: {ended}"
+        return
+    gil = any(stack["thread"] == _MAIN and stack["state"] == "gil" for stack in one["stacks"])
+    at = f"in {one['phase']} of step {one['step']}" if one["phase"] != "none" else f"in step {one['step']}"
+    text = f"rank {rank} (pid {pid}) {at}, state {state}, no progress for {one['quiet_s']:.1f} s"
+    yield "process.state", {**{key: one.get(key) for key in _COPIED}, "gil": gil}, text
+    if state in _STOPPED:
+        text = f"rank {rank} (pid {pid}) is stopped: nothing of it runs until it gets SIGCONT"
+        yield "process.stopped", {"pid": pid, "tracer": one.get("tracer", 0)}, text
+    elif state == _UNINTERRUPTIBLE:
+        fields = {"pid": pid, "wchan": one["wchan"], "functions": one.get("kernel", [])}
+        yield "process.uninterruptible", fields, f"rank {rank} (pid {pid}) waits in the kernel in {one['wchan']}"
+
+
+def _stacks(source: Source, found: dict[str, Any], one: dict[str, Any]) -> Iterator[Stack]:
+    common = {
+        "rank": one["rank"],
+        "host": found["host"],
+        "pid": one["pid"],
+        "ts_ns": found["t"],
+        "source": source.label,
+    }
+    stopped = one["state"] if one["state"] and one["state"] in _STOPPED else ""
+    for stack in one["stacks"]:
+        state = stopped or stack["state"]
+        yield Stack(tuple(stack["frames"]), thread=stack["thread"], state=state, kind=stack["kind"], **common)
+    if one.get("kernel") and one["state"] == _UNINTERRUPTIBLE:
+        yield Stack(tuple(one["kernel"]), thread=_MAIN, state=one["state"], kind="kernel", **common)
+
+
+def _user_frame(one: dict[str, Any]) -> str | None:
+    """The innermost frame of the main thread that is nobody's library."""
+    main: list[str] = next((stack["frames"] for stack in one["stacks"] if stack["thread"] == _MAIN), [])
+    return next((frame for frame in main if is_users(frame)), None)
+
+
+def is_users(frame: str) -> bool:
+    return ".py:" in frame and not any(part in frame for part in _LIBRARIES)
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
