@@ -10,6 +10,7 @@ from functools import cached_property
 import polars as pl
 
 from ddiag.model.incident import Event, NodeFact, Setting, Stack
+from ddiag.model.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,31 @@ class Deaths:
 
 
 @dataclass(frozen=True)
+class StoryLine:
+    """One thing that happened, to one or many ranks in the same words."""
+
+    what: str
+    """``gave up waiting in all_reduce #4190``"""
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    ts_ns: int | None
+    """The first of them, on ``clock``."""
+    clock: str
+    count: int
+    source: str
+    """file:line of the first."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened, in order; what carries no time comes last, in the order of its file."""
+
+    lines: tuple[StoryLine, ...]
+    left_out: int = 0
+    """Lines beyond those that fit."""
+
+
+@dataclass(frozen=True)
 class GroupStand:
     """How far the members of one process group came."""
 
@@ -206,4 +232,4 @@ class Stall:
     """Timeout of the call that they wait in, where known."""
 
 
-INCIDENT_FAMILIES: tuple[type, ...] = (Events, Settings, NodeFacts, Metrics, Stacks, Deaths, Stall)
+INCIDENT_FAMILIES: tuple[type, ...] = (Events, Settings, NodeFacts, Metrics, Stacks, Deaths, Stall, Story, Placement)

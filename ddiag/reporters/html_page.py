@@ -18,6 +18,7 @@ from ddiag.plots.timeline import Timeline, timeline
 from ddiag.reporters import html_tables as tables
 from ddiag.reporters.html_findings import Card, make_cards
 from ddiag.reporters.html_method import Definition, definitions
+from ddiag.reporters.story import story_table
 from ddiag.reporters.words import job_line
 from ddiag.rulekit.diagnosis import Diagnosis, Status
 from ddiag.rulekit.finding import Abstention
@@ -145,6 +146,7 @@ def build_page(diagnosis: Diagnosis, signals: Signals, run: Run) -> Page:
 
 def _sections(signals: Signals, run: Run, culprits: Sequence[int], primary: Sequence[int]) -> list[Section]:
     return [
+        Section("story", "What happened", (), _present(story_table(signals))),
         Section(
             "step-time",
             "Where the time goes",

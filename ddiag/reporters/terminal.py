@@ -14,9 +14,11 @@ from rich.text import Text
 
 from ddiag.model.run import Run
 from ddiag.model.signals import FAMILIES, Signals, StepBudget
+from ddiag.model.signals_incident import Story
 from ddiag.plots.numbers import percent, span
 from ddiag.reporters import step_bars
 from ddiag.reporters.glyphs import ASCII, UNICODE, Glyphs
+from ddiag.reporters.story import story_rows
 from ddiag.reporters.words import (
     clean,
     cost_words,
@@ -88,7 +90,7 @@ class TerminalReporter:
         wide = self.width >= TWO_COLUMNS_FROM
         left_width = min(PROSE_WIDTH, self.width - 60) if wide else min(self.width, PROSE_WIDTH)
         bars_width = self.width - left_width - 4 if wide else left_width
-        findings = self._findings(diagnosis.findings, left_width)
+        findings = [*self._findings(diagnosis.findings, left_width), *self._story(signals)]
         bars = self._bars(signals, diagnosis.findings, bars_width)
         head, foot = self._head(diagnosis, signals), self._foot(diagnosis)
         if not wide or not bars or not findings:
@@ -183,6 +185,21 @@ class TerminalReporter:
         if len(findings) > MOST_OTHERS:
             table.add_row("", Text(self._more(len(findings) - MOST_OTHERS, len(findings)), "dim"))
         return table
+
+    def _story(self, signals: Signals) -> list[RenderableType]:
+        """What happened, in order, where logs tell it."""
+        story = signals.get(Story)
+        if story is None or len(story.lines) < 2:
+            return []
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="dim")
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold")
+        for row in story_rows(story):
+            table.add_row(row.when, row.who, row.what)
+        if story.left_out:
+            table.add_row("", "", Text(self._more(story.left_out, story.left_out + len(story.lines)), "dim"))
+        return [Text(), self._title("What happened"), table]
 
     def _bars(self, signals: Signals, findings: tuple[Finding, ...], width: int) -> list[RenderableType]:
         budget = signals.get(StepBudget)

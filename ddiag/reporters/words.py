@@ -105,8 +105,13 @@ def _who(facts: JobFacts) -> list[str]:
     seen, world = len(facts.ranks), facts.world_size
     ranks = f"{seen} of {world:,} ranks" if world and world > seen else _count(seen, "rank")
     hosts = f" on {_few(facts.hosts, 'hosts')}" if facts.hosts else ""
-    devices = _few(facts.device_names, "kinds of device") if facts.device_names else facts.device_kind
-    return [ranks + hosts, devices, *facts.backends, *(f for f in facts.frameworks if f != "pytorch")]
+    devices = [_few(facts.device_names, "kinds of device")] if facts.device_names else _kind(facts)
+    return [ranks + hosts, *devices, *facts.backends, *(f for f in facts.frameworks if f != "pytorch")]
+
+
+def _kind(facts: JobFacts) -> list[str]:
+    """A job known from logs alone says nothing of devices."""
+    return [] if facts.device_kind == "other" else [facts.device_kind]
 
 
 def _few(names: Sequence[str], what: str) -> str:

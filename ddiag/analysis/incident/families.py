@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddiag.analysis.hang.stall import stall
+from ddiag.analysis.incident.placement import placement
 from ddiag.analysis.incident.records import events, metrics, node_facts, settings, stacks
 from ddiag.analysis.incident.story import story
 from ddiag.model.run import Run
@@ -13,7 +14,8 @@ def incident_families(run: Run) -> dict[type, object]:
     """Every incident family that the tables of *run* can give."""
     seen, config, taken = events(run), settings(run), stacks(run)
     stuck = stall(run, seen, None, taken, config)
-    found = (seen, config, node_facts(run), metrics(run), taken, stuck, story(seen))
+    facts = node_facts(run)
+    found = (seen, config, facts, metrics(run), taken, stuck, story(seen), placement(run, seen, facts, config))
     return {type(family): family for family in found if family is not None}
 
 
