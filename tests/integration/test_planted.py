@@ -15,8 +15,9 @@ import pytest
 from ddiag.api import diagnose, load
 from ddiag.rulekit import Finding, Severity
 from ddiag.rulekit.diagnosis import Diagnosis
+from tests.integration.deepspeed_ops import deepspeed_environment, python_with
 from tests.integration.recording import JOBS
-from tests.integration.running import TORCHRUN, environment, only_run, recorded, run
+from tests.integration.running import PYTHON, TORCHRUN, environment, only_run, recorded, run
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -41,6 +42,8 @@ class Planted:
     ranks: tuple[int, ...]
     faulty: str
     healthy: str
+    job: str = "planted"
+    """Name of its script."""
 
 
 PLANTED = {
@@ -65,17 +68,22 @@ PLANTED = {
         "--width=1024 --layers=4 --save-every=1",
         "--width=1024 --layers=4 --save-every=30",
     ),
+    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "128", "1", job="planted_offload"),
 }
 QUICK = ("slow_input_on_one_rank",)
 """The others run in ``make test-long``."""
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long, id=name) for name in PLANTED]
 
 
-def diagnosed(folder: Path, options: str) -> Diagnosis:
+def diagnosed(folder: Path, planted: Planted, options: str) -> Diagnosis:
     """Record the job with *options* and diagnose what it left."""
     out = folder / "runs"
-    job = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(JOBS / "planted.py"), f"--out={folder}"]
-    done = run([*recorded(out, "--no-report"), *job, *options.split()], cwd=folder, env=environment())
+    python, variables, own = PYTHON, {}, [f"--out={folder}"]
+    if planted.job != "planted":
+        python, own = python_with("deepspeed"), []
+        variables = {**deepspeed_environment(python), "OMP_WAIT_POLICY": "active"}
+    job = [python, *TORCHRUN[1:], "--standalone", "--nproc-per-node=2", str(JOBS / f"{planted.job}.py"), *own]
+    done = run([*recorded(out, "--no-report"), *job, *options.split()], cwd=folder, env=environment(**variables))
     assert done.returncode == 0, (done.stdout + done.stderr).decode()[-4000:]
     return diagnose(load([str(only_run(out))]))
 
@@ -90,7 +98,7 @@ def alarms(diagnosis: Diagnosis) -> list[Finding]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_fault_comes_first(tmp_path: Path, name: str) -> None:
     planted = PLANTED[name]
-    found = alarms(diagnosed(tmp_path, planted.faulty))
+    found = alarms(diagnosed(tmp_path, planted, planted.faulty))
     assert found, "nothing was found"
     shown = [(one.rule, one.title) for one in found]
     assert found[0].rule == planted.rule, shown
@@ -100,5 +108,5 @@ def test_the_fault_comes_first(tmp_path: Path, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_its_healthy_twin_is_quiet(tmp_path: Path, name: str) -> None:
-    found = alarms(diagnosed(tmp_path, PLANTED[name].healthy))
+    found = alarms(diagnosed(tmp_path, PLANTED[name], PLANTED[name].healthy))
     assert [(one.rule, one.title) for one in found] == []

@@ -1,0 +1,40 @@
+"""A DeepSpeed training whose optimizer is offloaded to the CPU, as ``test_planted.py`` records it.
+
+The optimizer gets as many threads as it is told: in a container with two CPUs, OpenMP's default is that of the whole
+host, and hundreds of threads wait for each other by turns.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+WIDTH, LAYERS, BATCH, STEPS = 512, 4, 512, 30
+OPTIMIZER_THREADS = int(sys.argv[1])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())]
+    model = torch.nn.Sequential(*layers)
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    batch = torch.randn(BATCH, WIDTH, dtype=torch.bfloat16)
+    for _ in range(STEPS):
+        engine.backward(engine(batch).float().square().mean())
+        torch.set_num_threads(OPTIMIZER_THREADS)
+        engine.step()
+        torch.set_num_threads(1)
+    dist.destroy_process_group()
+
+
+main()
