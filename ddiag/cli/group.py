@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "run": ("ddiag.cli.run", "Run a training job and record it; diagnose it at the end."),
         "analyze": ("ddiag.cli.analyze", "Diagnose a training job from its traces or its run folder."),
+        "hang": ("ddiag.cli.hang", "Say who or what stopped a job; --live asks one that hangs right now."),
         "doctor": ("ddiag.cli.doctor", "Check a node before a job runs on it; compare nodes."),
         "bundle": ("ddiag.cli.bundle", "Collect the evidence of a job into one redacted archive."),
         "rules": ("ddiag.cli.rules", "List, explain and check the rules; print the root-cause table."),

@@ -24,7 +24,20 @@ NAME = "hang_capture"
 _READ_BYTES = 16 << 20
 _MAIN = "MainThread"
 _STOPPED, _UNINTERRUPTIBLE = "tT", "D"
-_COPIED = ("pid", "state", "phase", "phase_s", "step", "quiet_s", "limit_s", "stuck", "wchan", "cpu_share", "threads")
+_COPIED = (
+    "pid",
+    "local_rank",
+    "state",
+    "phase",
+    "phase_s",
+    "step",
+    "quiet_s",
+    "limit_s",
+    "stuck",
+    "wchan",
+    "cpu_share",
+    "threads",
+)
 
 
 def matches(head: bytes, _name: str) -> bool:
@@ -68,7 +81,6 @@ def _clues(source: Source, found: dict[str, Any]) -> Clues:
         host=str(found["host"]),
         world_size=int(found["world_size"]) or None,
         read=len(found["ranks"]),
-        notes=(f"capture {found['number']}",),
     )
 
 
@@ -98,7 +110,9 @@ def _newest(clues: Sequence[Clues]) -> list[Clues]:
 
 
 def _number(one: Clues) -> int:
-    return int(one.notes[0].rpartition(" ")[2])
+    """Of the folder the capture lies in; 0 for a file that was taken out of it."""
+    last = one.source.label.replace("\\", "/").rpartition("/")[0].rpartition("-")[2]
+    return int(last) if last.isdigit() else 0
 
 
 def _run_of(label: str) -> str:
@@ -131,7 +145,7 @@ def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
         return
     if not state or state in "ZX":
         ended = f"killed by signal {one['signal']}" if "signal" in one else f"exit code {one.get('code', 'unknown')}"
-        fields = {"pid": pid, "exitcode": one.get("code"), "signal": one.get("signal")}
+        fields = {"pid": pid, "local_rank": one["local_rank"], "exitcode": one.get("code"), "signal": one.get("signal")}
         yield "process.gone", fields, f"rank {rank} (pid {pid}) is gone: {ended}"
         return
     gil = any(stack["thread"] == _MAIN and stack["state"] == "gil" for stack in one["stacks"])

@@ -121,3 +121,17 @@ def say_over(path: Path, wall_ns: int) -> None:
 def captures(run: Path, number: int) -> list[Path]:
     """What the nodes captured for request *number*."""
     return sorted((run / HANG).glob(f"*-{number}/{CAPTURE}"))
+
+
+def newest_evidence(run: Path) -> list[Path]:
+    """The files of the newest capture of *run*, when its ranks hang still as far as is known; else nothing."""
+    numbers = [_number(path) for path in (run / HANG).glob(f"*-*/{CAPTURE}")]
+    newest = captures(run, max(numbers, default=0))
+    if any('"over_ns":' in path.read_text(encoding="utf-8") for path in newest):
+        return []
+    return [file for path in newest for file in sorted(path.parent.iterdir()) if not file.name.startswith(".")]
+
+
+def _number(path: Path) -> int:
+    last = path.parent.name.rpartition("-")[2]
+    return int(last) if last.isdigit() else 0

@@ -33,7 +33,7 @@ def diagnose(run: Path, number: int, pause: Callable[[float], None]) -> list[str
     """The on-call view in lines, or why there is none; *pause* raises when the job ends meanwhile."""
     result = run / HANG / f"diagnosis-{number}.json"
     command = [sys.executable, "-c", _HANG, str(PACKAGE.parent)]
-    command += ["hang", str(run), "--no-html", "--json", str(result), "--quiet"]
+    command += ["hang", str(run), "--json", str(result), "--quiet"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
