@@ -10,26 +10,40 @@ import polars as pl
 
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.flight_join import settled, with_group_keys
+from ddiag.ingest.join_place import hosts_of_files, short_host, short_names
+from ddiag.ingest.join_time import on_one_clock
 from ddiag.model.run import Coverage, InputFile, Run
 from ddiag.model.tables import TABLES
 
 
 def with_clues(run: Run, clues: Sequence[Clues]) -> Run:
     """*run* with the tables and the coverage of *clues*."""
-    clues = settled(clues)
+    clues = _with_hosts(settled(clues))
     frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
     for name, table in run.tables.items():
         frames[name].append(table)
     for one in clues:
         for name, table in one.tables.items():
-            frames[name].append(_filled(TABLES[name].conform(table), one))
+            frames[name].append(_filled(short_names(TABLES[name].conform(table)), one))
     tables = {name: parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True) for name, parts in frames.items()}
     tables = with_group_keys(tables)
+    notes: tuple[str, ...] = ()
     if "log_events" in tables:
-        tables["log_events"] = tables["log_events"].sort("ts_ns", maintain_order=True, nulls_last=True)
+        timed = on_one_clock(tables["log_events"])
+        tables["log_events"], notes = timed.events, timed.notes
+    coverage = _coverage(run, clues, tables)
     return replace(
-        run, tables={name: tables[name] for name in TABLES if name in tables}, coverage=_coverage(run, clues, tables)
+        run,
+        tables={name: tables[name] for name in TABLES if name in tables},
+        coverage=replace(coverage, notes=(*coverage.notes, *notes)),
     )
+
+
+def _with_hosts(clues: Sequence[Clues]) -> list[Clues]:
+    """One name for each host, and a host for files that are called by one."""
+    short = [replace(one, host=None if one.host is None else short_host(one.host)) for one in clues]
+    named = hosts_of_files(short)
+    return [replace(one, host=named.get(place, one.host)) for place, one in enumerate(short)]
 
 
 def _filled(table: pl.DataFrame, clues: Clues) -> pl.DataFrame:
