@@ -13,7 +13,7 @@ from ddiag.ingest.discover import discover
 from ddiag.ingest.incident import with_clues
 from ddiag.ingest.read import Refused
 from ddiag.ingest.recorded_files import RunSources, claim
-from ddiag.ingest.recorded_hang import settled
+from ddiag.ingest.recorded_hang import captured, settled, without_ends
 from ddiag.ingest.run_folder import recorded_run, with_traces
 from ddiag.ingest.trace import Trace
 from ddiag.ingest.workers import read_all
@@ -43,7 +43,8 @@ def load(
     skipped = _skipped([one for one in refused if one not in failed])
     if not (recordings or traces or clues):
         raise InputError(_nothing_usable(paths, unreadable, skipped))
-    return with_clues(_measured(recordings, traces, unreadable, skipped), settled(clues))
+    run, clues = _measured(recordings, traces, unreadable, skipped), settled(clues)
+    return with_clues(without_ends(run) if captured(clues) else run, clues)
 
 
 def _measured(

@@ -23,10 +23,10 @@ _STATES = {"open": "started", "issued": "started", "failed": "started", "done": 
 
 def flight_rows(one: dict[str, Any], frame: str | None) -> Iterator[dict[str, Any]]:
     """Rows of ``flight`` of one rank of a capture; *frame* is where its main thread is in the user's code."""
+    everything = (call for group in one["groups"] for call in group["calls"])
+    last_done = max((call["enqueue_ns"] for call in everything if call["state"] == "done"), default=0)
     for group in one["groups"]:
-        calls = group["calls"]
-        last_done = max((call["enqueue_ns"] for call in calls if call["state"] == "done"), default=0)
-        for call in calls:
+        for call in group["calls"]:
             state = _state(call, last_done)
             yield {
                 "rank": one["rank"],
@@ -102,7 +102,7 @@ def inferred(flight: pl.DataFrame, status: pl.DataFrame) -> pl.DataFrame:
     else:
         over = pl.col("created_ns") < pl.col("created_ns").max().over("rank")
     joined = flight.join(both, on="group", how="left", maintain_order="left")
-    done = (pl.col("state") == "scheduled") & over
+    done = (pl.col("state") == "scheduled") & (pl.col("call") == "coll") & over
     return FLIGHT.conform(
         joined.with_columns(pl.when(done).then(pl.lit("completed")).otherwise("state").alias("state"))
     )

@@ -17,6 +17,7 @@ from ddiag.ingest.recorded_calls import flight_rows, flight_table, inferred, sta
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import UnusableError
 from ddiag.model.incident import EPOCH, Event, Seen, Stack
+from ddiag.model.run import Run
 from ddiag.schema.hang import CAPTURE_KIND
 from ddiag.schema.phases import FORMAT_VERSION
 
@@ -98,6 +99,17 @@ def settled(clues: Sequence[Clues]) -> list[Clues]:
     told = inferred(flight.drop("of"), status).with_columns(flight["of"])
     parts = {id(one): told.filter(pl.col("of") == place).drop("of") for place, one in enumerate(ours)}
     return [replace(one, tables={**one.tables, "flight": parts[id(one)]}) if id(one) in parts else one for one in kept]
+
+
+def captured(clues: Sequence[Clues]) -> bool:
+    """A hang was captured whose ranks did not go on."""
+    return any(one.kind == NAME and "flight_status" in one.tables for one in clues)
+
+
+def without_ends(run: Run) -> Run:
+    """*run* without what the rings held at the end of the job: the capture tells of the hang itself."""
+    tables = {name: table for name, table in run.tables.items() if name not in ("flight", "flight_status")}
+    return replace(run, tables=tables)
 
 
 def _newest(clues: Sequence[Clues]) -> list[Clues]:

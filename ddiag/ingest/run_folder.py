@@ -20,6 +20,7 @@ from ddiag.ingest.recorded_files import RunSources, whole
 from ddiag.ingest.recorded_process import Placed, Process, place, read_process
 from ddiag.ingest.recorded_rows import side_tables
 from ddiag.ingest.recorded_tables import memory_of
+from ddiag.ingest.recorded_unfinished import unfinished_tables
 from ddiag.ingest.sources import STORAGE_ERRORS
 from ddiag.model.run import Coverage, InputFile, Run
 from ddiag.model.tables import TABLES
@@ -41,6 +42,7 @@ def recorded_run(
     placed = _on_one_clock(job.processes, nodes)
     tables = _joined(placed)
     tables |= side_tables(job, placed, nodes)
+    tables |= unfinished_tables(job, placed)
     tables = {name: table for name, table in tables.items() if not table.is_empty()}
     return Run(
         {name: tables[name] for name in TABLES if name in tables}, _coverage(job, placed, tables, refused, notes)
