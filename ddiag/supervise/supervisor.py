@@ -88,6 +88,8 @@ def supervise(
     door.attempt("end the watchdog", lambda: _stop_watchdog(watchdog))
     door.attempt("end the sampler", lambda: _stop_sampler(sampler))
     door.attempt("finish the run folder", lambda: _finish(place, ended, mask, options, say))
+    if not ended.asked_to_end:
+        door.attempt("build the native kernel", lambda: _build_kernel(place, environment, mask, say))
     return ended
 
 
@@ -136,6 +138,13 @@ def _finish(place: Place, ended: Ended, mask: Set[int], options: RunOptions, say
     from ddiag.supervise.finish import Finish
 
     Finish(place, ended, mask, say).run(diagnose=options.report, url=options.out if is_url(options.out) else None)
+
+
+def _build_kernel(place: Place, environment: Mapping[str, str], mask: Set[int], say: Callable[[str], None]) -> None:
+    from ddiag.supervise.native_kernel import build_for_next_run
+
+    if build_for_next_run(place.path, environment, mask) is not None:
+        say("the native kernel is being built in the background, for the next run (DDIAG_BUILD=0: never)")
 
 
 def _why_not(command: Sequence[str], environment: Mapping[str, str]) -> str | None:

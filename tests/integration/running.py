@@ -24,7 +24,7 @@ def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DDIAG_", "SLURM_", "PMI"))}
     after = kept.get("PYTHONPATH")
     path = f"{REPOSITORY}{os.pathsep}{after}" if after else str(REPOSITORY)
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TERM": "dumb", **more}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TERM": "dumb", "DDIAG_BUILD": "0", **more}
 
 
 def recorded(out: Path, *options: str) -> list[str]:

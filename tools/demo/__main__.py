@@ -52,7 +52,7 @@ def _record(out: Path, workers: int) -> Path | None:
         *("-m", "tools.demo.train", "--workers", str(workers)),
     ]
     # One computing thread per rank: two ranks then fit on two cores.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DDIAG_BUILD": "0"}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=TRAINING_LIMIT_SECONDS, check=False
