@@ -43,13 +43,12 @@ def hosts_among(seen: Iterable[Event | NodeFact | Setting], placement: Placement
     return named or ((only,) if only else ())
 
 
-def name_hosts(hosts: Sequence[str], most: int = 4) -> str:
-    """``gn31``, ``gn31 and gn32``, ``gn31, gn32, … (16 hosts)``."""
+def name_hosts(hosts: Sequence[str], most: int = 3) -> str:
+    """``host gn31``, ``hosts gn31, gn32``, ``hosts gn31, gn32, gn33, … (16 in all)``: as the verdict says it."""
     if not hosts:
         return "a node"
-    if len(hosts) > most:
-        return f"{', '.join(hosts[: most - 2])}, … ({len(hosts)} hosts)"
-    return hosts[0] if len(hosts) == 1 else f"{', '.join(hosts[:-1])} and {hosts[-1]}"
+    more = f", … ({len(hosts)} in all)" if len(hosts) > most else ""
+    return f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts[:most])}{more}"
 
 
 def ranks_in(seats: Iterable[Seat]) -> tuple[int, ...]:
