@@ -32,8 +32,9 @@ from ddiag.schema.steps import UNKNOWN
 
 _ASYNC, _SAMPLED, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.SAMPLED), int(Flag.END_UNKNOWN)
 _BARRIER, _SEND, _RECV, _BACKWARD = int(Op.BARRIER), int(Op.SEND), int(Op.RECV), int(Phase.BACKWARD)
-DISPATCH_NS = 25_000
-"""What a Python kernel costs around our own code: boxing, the GIL, wrapping and unwrapping."""
+DISPATCH_NS = 40_000
+"""What a Python kernel costs around our own code, between the kernels of a step: boxing, the GIL, cold caches, and the
+thread that follows the end."""
 
 
 class Taken(NamedTuple):

@@ -1,7 +1,9 @@
 """Tier 'hooks': torch's own hooks of process groups (torch 2.14 and later), which fire in the groups' kernels.
 
-Every collective is recorded; its end is followed only on a share of the steps, since a callback needs the GIL while the
-training thread wants it.
+A hook costs 6 µs in a loop, but tens of microseconds between the kernels of a real step, whose data have driven Python
+out of the caches. Where hooking every collective would cost too much of the step, the hooks come and go between steps,
+as the dispatcher override does: what is recorded is marked as sampled, and a fact says when that began. A group whose
+collectives are issued by other threads keeps its hooks, which then return at once: torch's list of hooks has no lock.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ddiag.capture import recorder
@@ -22,10 +24,13 @@ from ddiag.capture.hooks.sampling import Share
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.steps import StepTotals
-from ddiag.schema.phases import Flag, Op
+from ddiag.schema.phases import Flag, Op, Phase
 from ddiag.schema.ring import NO_DTYPE
+from ddiag.schema.steps import UNKNOWN
 
 HOOK_ID = 0xDD1A6
+HOOK_NS = 20_000
+"""What the two hooks of a collective cost around our own code: the GIL, wrapping, cold caches."""
 FOLLOW_NS = 40_000
 """What following one end costs beyond our own code: the wake-up of a thread that takes the GIL."""
 _OPS = {
@@ -41,7 +46,8 @@ _OPS = {
     "RECV": Op.RECV,
     "BARRIER": Op.BARRIER,
 }
-_ASYNC, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.END_UNKNOWN)
+_ASYNC, _SAMPLED, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.SAMPLED), int(Flag.END_UNKNOWN)
+_BACKWARD = int(Phase.BACKWARD)
 _BARRIER, _SEND, _RECV = int(Op.BARRIER), int(Op.SEND), int(Op.RECV)
 _IN_PLACE = (int(Op.ALL_REDUCE), int(Op.BROADCAST), int(Op.REDUCE))
 """Torch shows their tensors as input alone."""
@@ -49,7 +55,7 @@ _ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _
 
 
 Issuing = tuple[int, int, bool, "Begun | None"]
-"""token, op, its end on the host is followed, its begin on a device"""
+"""token, op, on the host, its begin on a device"""
 
 
 class HooksTier:
@@ -58,10 +64,14 @@ class HooksTier:
     def __init__(self) -> None:
         self.active: Recorder | None = None
         self._device = wanted(os.environ, sys.modules["torch"])
-        self.following = True
+        self.looking = True
         self._share = Share()
+        self._sampling = False
+        """Some step was not looked at."""
         self._cost_ns = 0
+        self._calls = 0
         self._followed = 0
+        self._groups: list[HookedGroup] = []
         self._dtypes: dict[Any, int] = {}
         names = sys.modules["torch"]._C._distributed_c10d.HookOpName
         self._ops = {getattr(names, name): int(op) for name, op in _OPS.items() if hasattr(names, name)}
@@ -70,8 +80,34 @@ class HooksTier:
         """Record into *active*, whose names are new."""
         self.active = active
         self._dtypes.clear()
-        self.following = True
+        self._sampling = False
+        self._cost_ns = self._calls = self._followed = 0
+        self.look(True)
         active.at_step_end("pg_hooks", self.step_ended)
+
+    def add(self, group: Any, name: str, number: int) -> None:
+        """Record what *group*, which inherits no hooks, is used for."""
+        self._groups = [one for one in self._groups if one.group() not in (None, group)]
+        found = HookedGroup(self, group, name, number)
+        self._groups.append(found)
+        if self.looking:
+            found.hook()
+
+    def look(self, now: bool) -> None:
+        """Be on, or off."""
+        self.looking = now
+        for group in self._groups:
+            if now:
+                group.hook()
+            else:
+                group.numbered_by_torch = True
+                group.unhook()
+
+    def stop(self) -> None:
+        self.active, self.looking = None, False
+        for group in self._groups:
+            group.shared = False
+            group.unhook()
 
     def step_ended(self, totals: StepTotals) -> None:
         active = self.active
@@ -79,15 +115,27 @@ class HooksTier:
             return
         if self._device is not None:
             self._device.resolve(active)
-        followed = self._cost_ns + self._followed * FOLLOW_NS if self.following else None
-        self._share.step_ended(now_ns() - totals.start_ns, followed)
-        totals.own_ns += self._cost_ns + self._followed * FOLLOW_NS
-        self._cost_ns = self._followed = 0
-        self.following = self._share.looks_at(active.step + 1)
+        looked = self.looking
+        cost = self._cost_ns + self._calls * HOOK_NS + self._followed * FOLLOW_NS
+        self._share.step_ended(now_ns() - totals.start_ns, cost if looked else None)
+        totals.own_ns += cost
+        if not looked:
+            totals.comm_count = totals.comm_bytes = UNKNOWN
+        self._cost_ns = self._calls = self._followed = 0
+        now = self._share.looks_at(active.step + 1)
+        if now != looked:
+            self.look(now)
+        if not (now or self._sampling):
+            self._sampling = True
+            active.facts.write("tier", tier=SAMPLED_NAME, since_step=active.step + 1, **sampled_sees())
 
     def before(self, group: HookedGroup, call: Any) -> None:
         active = self.active
         if active is None or active is not recorder.current:
+            return
+        if not active.on_training_thread() and active.current_phase != _BACKWARD:
+            group.shared = True
+        if not self.looking:
             return
         began = now_ns()
         op = self._ops.get(call.name)
@@ -98,10 +146,11 @@ class HooksTier:
         tensor = given[0] if given else taken[0] if taken else None
         host = tensor is None or tensor.is_cpu
         flags = context.flags | _ASYNC if call.async_op else context.flags
-        followed = self.following and host
+        if self._sampling:
+            flags |= _SAMPLED
         begun = None
-        if not followed:
-            begun = self._device.begin() if self._device is not None and self.following else None
+        if not host:
+            begun = None if self._device is None else self._device.begin()
             flags = flags if begun is not None else flags | _END_UNKNOWN
         bytes_in = bytes_out = 0
         dtype = NO_DTYPE
@@ -114,9 +163,9 @@ class HooksTier:
         peer = call.root if op in _ROOTED else -1
         number = group.number
         label = label_of(op, number, active.current_phase, bytes_in)
-        seq = group.sequence.next(op, peer)
+        seq = group.seq(op, peer)
         token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        group.issuing[call.op_id] = (token, op, followed, begun)
+        group.issuing[call.op_id] = (token, op, host, begun)
         self._cost_ns += now_ns() - began
 
     def after(self, group: HookedGroup, call: Any) -> None:
@@ -125,8 +174,9 @@ class HooksTier:
         if issuing is None or active is None:
             return
         began = now_ns()
-        token, op, followed, begun = issuing
-        if followed:
+        self._calls += 1
+        token, op, host, begun = issuing
+        if host:
             self._followed += 1
             follow(active, token, call.work, op)
         else:
@@ -147,17 +197,61 @@ def _size(tensors: list[Any]) -> int:
 
 
 class HookedGroup:
-    """One process group; a new one inherits no hooks."""
+    """One process group."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, tier: HooksTier, group: Any, name: str, number: int) -> None:
+        self.group = weakref.ref(group)
         self.number = number
-        self.sequence = Sequence()
+        self.numbered_by_torch = False
+        """Since a step was not looked at, our own count is no longer right."""
+        self.shared = False
+        """Other threads issue its collectives as well: its hooks must stay."""
         self.issuing: dict[int, Issuing] = {}
         """By torch's number of the operation, between the two hooks."""
+        self._sequence = Sequence(begun_at=_torch_count(group))
+        self._has_transfers = False
+        self._hooked = False
+        self._before = guarded(f"pre_hook {name}", partial(tier.before, self))
+        self._after = guarded(f"post_hook {name}", partial(tier.after, self))
+
+    def seq(self, op: int, peer: int) -> int:
+        """The number of a call that is about to be issued; -1 where nobody has kept count.
+
+        Gloo's own count includes sends and receives, so that of a group with any differs between ranks.
+        """
+        transfer = op in (_SEND, _RECV)
+        self._has_transfers |= transfer
+        if not self.numbered_by_torch:
+            return self._sequence.next(op, peer)
+        if transfer or self._has_transfers:
+            return -1
+        count = _torch_count(self.group())
+        return count + 1 if count >= 0 else -1
+
+    def hook(self) -> None:
+        group = self.group()
+        if group is not None and not self._hooked:
+            self._hooked = True
+            group.register_pre_hook(HOOK_ID, self._before)
+            group.register_post_hook(HOOK_ID, self._after)
+
+    def unhook(self) -> None:
+        group = self.group()
+        if group is not None and self._hooked and not self.shared:
+            self._hooked = False
+            group.unregister_pre_hook(HOOK_ID)
+            group.unregister_post_hook(HOOK_ID)
+
+
+def _torch_count(group: Any) -> int:
+    """Collectives the group has seen; -1 of a backend that does not count."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return -1
 
 
 _tier: HooksTier | None = None
-_removers: list[Callable[[], None]] = []
 
 
 def start(active: Recorder, patches: Patches) -> bool:
@@ -175,37 +269,28 @@ def start(active: Recorder, patches: Patches) -> bool:
 
 def stop() -> None:
     global _tier
+    if _tier is not None:
+        _tier.stop()
     _tier = None
-    while _removers:
-        _removers.pop()()
 
 
 def group_met(_active: Recorder, group: Any, name: str, number: int) -> None:
-    tier = _tier
-    if tier is None:
-        return
-    hooked = HookedGroup(number)
-    _remove(group)
-    kept = weakref.ref(group)
-    _removers.append(lambda: _remove(kept()))
-    group.register_pre_hook(HOOK_ID, guarded(f"pre_hook {name}", lambda call: tier.before(hooked, call)))
-    group.register_post_hook(HOOK_ID, guarded(f"post_hook {name}", lambda call: tier.after(hooked, call)))
+    if _tier is not None:
+        _tier.add(group, name, number)
 
 
-def _remove(group: Any) -> None:
-    if group is not None:
-        group.unregister_pre_hook(HOOK_ID)
-        group.unregister_post_hook(HOOK_ID)
+SAMPLED_NAME = "hooks-sampled"
+"""Of the tier once it no longer looks at every step: in a hang its last record need not be the last call."""
+_BLIND = ("monitored_barrier", "when calls on a device end", "when asynchronous sends and receives end")
 
 
 def sees() -> dict[str, Any]:
     return {
-        "share": 1.0,
-        "sees": [
-            "issued from Python",
-            "issued from C++",
-            "torch.inference_mode",
-            "end (host backends) on a share of steps",
-        ],
-        "blind": ["monitored_barrier", "when calls on a device end", "when asynchronous sends and receives end"],
+        "share": "every step, or a share of them where that would cost too much; the first ones always",
+        "sees": ["issued from Python", "issued from C++", "torch.inference_mode", "end (host backends)"],
+        "blind": list(_BLIND),
     }
+
+
+def sampled_sees() -> dict[str, Any]:
+    return {**sees(), "share": "a share of the steps", "blind": ["steps between the samples", *_BLIND]}

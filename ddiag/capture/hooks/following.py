@@ -16,10 +16,13 @@ _POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 
 
 class Sequence:
-    """Numbers of a group's collectives, from 1; sends and receives are counted by peer, since other ranks have none."""
+    """Numbers of a group's collectives, from 1 or after *begun_at*.
 
-    def __init__(self) -> None:
-        self._collectives = 0
+    Sends and receives are counted by peer, since other ranks have none.
+    """
+
+    def __init__(self, *, begun_at: int = 0) -> None:
+        self._collectives = max(0, begun_at)
         self._pairs: dict[tuple[int, int], int] = {}
 
     def next(self, op: int, peer: int) -> int:

@@ -25,7 +25,9 @@ class Share:
     def step_ended(self, step_ns: int, cost_ns: int | None) -> None:
         """A step took *step_ns*; looking at it took *cost_ns*, None when it was not looked at."""
         known = cost_ns or 0
-        self._step_ns = _smooth(self._step_ns, max(1, step_ns - known))
+        bare_ns = max(1, step_ns - known)
+        # The first steps are slow: what they suggest must not make the later ones dear.
+        self._step_ns = bare_ns if bare_ns < 0.5 * self._step_ns else _smooth(self._step_ns, bare_ns)
         if cost_ns is not None:
             self._cost_ns = _smooth(self._cost_ns, cost_ns)
         wanted = self._cost_ns / (self._budget * self._step_ns)
