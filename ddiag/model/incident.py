@@ -19,6 +19,8 @@ Value: TypeAlias = "int | float | str | bool | list[Value] | dict[str, Value] | 
 
 EPOCH, LOCAL, YEARLESS, BOOT, UNDATED = "epoch", "local", "yearless", "boot", ""
 """Clocks of a time stamp: Unix time; a date without a zone; no year and no zone; seconds since boot; none."""
+YEARLESS_YEAR = 1972
+"""The (leap) year as of which stamps without a year are kept until joining knows better."""
 
 
 @dataclass(frozen=True)
