@@ -16,7 +16,7 @@ from ddiag.ingest.discover import natural
 from ddiag.ingest.sources import STORAGE_ERRORS, Source, is_remote, read_whole
 from ddiag.schema.folder import ANALYSIS_LOG, DIAGNOSIS, ENV_JSON, ERRORS, REPORT, RUN_JSON, UPLOAD_LOG
 
-SUFFIXES = (".native.ring", ".ring", ".steps", ".names", ".facts.jsonl")
+SUFFIXES = (".native.ring", ".ring", ".steps", ".names", ".facts.jsonl", ".fatal")
 """Of one process's files, longest first."""
 _OWN_FILES = (RUN_JSON, ENV_JSON, ERRORS, REPORT, DIAGNOSIS, ANALYSIS_LOG, UPLOAD_LOG)
 _OF_NO_USE = ("bootstrap/", "profile/request.json", "hang/request-", "hang/diagnosis-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,7 @@ from ddiag.ingest.step_file import StepFile, Summaries, read_steps
 from ddiag.schema.names import decode as decode_names
 from ddiag.schema.phases import Kind
 
+_FATAL_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _CLOCK_STEPS = 64
 """Summaries the clocks are compared by: the last ones, next to what the ring still holds."""
 
@@ -37,6 +39,8 @@ class Process:
     names: tuple[str, ...]
     facts: ProcessFacts
     notes: tuple[str, ...] = ()
+    fatal: tuple[str, ...] = ()
+    """Frames in which a fatal signal met it, innermost first: ``file:line in function``."""
 
     @property
     def closed(self) -> bool:
@@ -119,7 +123,14 @@ def read_process(sources: ProcessSources) -> Process:
         names=tuple(decode_names(names)) if names is not None else (),
         facts=facts,
         notes=tuple(trouble + _what_is_odd(rings, steps)),
+        fatal=_fatal_frames(sources.read(".fatal") or b""),
     )
+
+
+def _fatal_frames(data: bytes) -> tuple[str, ...]:
+    """Of the first stack that faulthandler wrote."""
+    first = data.decode("utf-8", "replace").partition("(most recent call first):")[2].split("\n\n")[0]
+    return tuple(f"{match['file']}:{match['line']} in {match['name']}" for match in _FATAL_FRAME.finditer(first))
 
 
 def _ring(sources: ProcessSources, suffix: str, trouble: list[str]) -> Ring | None:

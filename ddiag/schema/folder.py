@@ -10,8 +10,10 @@
                                     .steps           one summary per step (ddiag.schema.steps)
                                     .names           texts by id (ddiag.schema.names)
                                     .facts.jsonl     slow facts: {"t": wall_ns, "kind": "…", …}
+                                    .fatal           what faulthandler wrote when a signal like SIGSEGV ended it
       nodes/<host>.samples                           samples of devices and host
       profile/                                       torch.profiler traces of requested windows
+      hang/                                          what was captured of a job that hung (ddiag.schema.hang)
       errors.jsonl                                   what the recorder's door caught, and the supervisor's problems
       report.html diagnosis.json                     written at the end
       analysis.log upload.log                        what diagnosis and copy said, until they succeed
@@ -98,6 +100,10 @@ class ProcessFiles:
     @property
     def facts(self) -> Path:
         return self._file(".facts.jsonl")
+
+    @property
+    def fatal(self) -> Path:
+        return self._file(".fatal")
 
 
 def process_files(run: Path, *, attempt: int, rank: int, pid: int, turn: int = 0) -> ProcessFiles:

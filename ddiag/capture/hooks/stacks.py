@@ -1,9 +1,10 @@
-"""Lets the supervisor see this process's stacks when it hangs.
+"""Lets the supervisor see this process's stacks when it hangs, and keeps the last one when a fatal signal ends it.
 
 Two preparations, each a system call or two at the start and nothing later. Where Linux lets only a tracee's ancestors
 trace it (Yama, scope 1), the supervisor's descendants are admitted, so that the py-spy it starts may look. And where
 tracing is refused altogether, faulthandler answers on a signal that nobody uses: its handler is C code, runs while
-another thread holds the GIL, and writes into a file in memory.
+another thread holds the GIL, and writes into a file in memory. For fatal signals (gloo aborts on sizes that differ)
+faulthandler is switched on where nobody has, with a file that goes again when it is not needed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,22 @@ _MOST_ANCESTORS = 32
 def activated(active: Recorder) -> None:
     _admit_tracers(active.files.folder.parents[1])
     _answer_signal(active)
+    _keep_last_stack(active)
+
+
+def _keep_last_stack(active: Recorder) -> None:
+    if faulthandler.is_enabled():
+        return
+    path = active.files.fatal
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    faulthandler.enable(file=file, all_threads=False)
+
+    def close() -> None:
+        # Somebody may have switched it on for himself meanwhile, so it stays on, and the file open.
+        if not os.fstat(file).st_size:
+            path.unlink(missing_ok=True)
+
+    active.at_close("fatal", close)
 
 
 def _admit_tracers(run: Path) -> None:
