@@ -70,7 +70,7 @@ def _longest_fall(overflows: list[Event]) -> list[Event]:
     best: list[Event] = []
     current: list[Event] = []
     for event in overflows:
-        if event.get("hysteresis") is True:
+        if event.get("hysteresis") is True or event.number("scale") is None:
             continue
         follows = current and (event.number("scale") or 0.0) <= (current[-1].number("new_scale") or 0.0)
         current = [*current, event] if follows else [event]

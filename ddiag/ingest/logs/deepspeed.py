@@ -23,6 +23,7 @@ _OVERFLOWS = (
     (re.compile(rf"Gradient overflow\.\s+Skipping step, loss scaler \d+ reducing loss scale to {_NUMBER}"), "apex"),
     (re.compile(rf"gradient overflow detected, ignoring gradient, setting loss scale to: {_NUMBER}"), "fairseq"),
 )
+_NOT_FINITE = "OVERFLOW! Skipping step. Gradients are non-finite"
 _MINIMUM = re.compile(r"Current loss scale already at minimum|Minimum loss scale reached \((?P<scale>[\d.e-]+)\)")
 _FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 _USAGE = re.compile(rf"MA {_NUMBER} GB\s+Max_MA {_NUMBER} GB\s+CA {_NUMBER} GB\s+Max_CA {_NUMBER} GB")
@@ -33,12 +34,12 @@ _OPTIMIZER = re.compile(r"DeepSpeed (?:Basic|Final) Optimizer = (\w+)")
 _STAGE = re.compile(r"Creating (?:\S+ )?(?:ZeRO|zero) stage (\d) optimizer|Creating (?:torch\.)?\w+ ZeRO stage (\d)")
 _VECTOR = re.compile(r"Adam Optimizer #\d+ is created with (\w+) arithmetic capability")
 _CALL = re.compile(
-    rf"comm op: (?P<op>[\w ]+?)\s*\|(?: caller: [^|]*\|)? time \(ms\): (?P<ms>[\d.]+) \| msg size: {AMOUNT} \| "
+    rf"comm op: (?P<op>\w+)\s*\|(?: [^|]*\|)? time \(ms\): (?P<ms>[\d.]+) \| msg size: {AMOUNT} \| "
     r"algbw \(Gbps\): (?P<alg>[\d.]+)\s*\| busbw \(Gbps\): (?P<bus>[\d.]+)"
 )
 _SUMMARY = re.compile(r"Comm\. Op\s+Message Size\s+Count\s+Total (?:Latency|comm lat)\(ms\)")
 _SUMMARY_ROWS = 4000
-_OP_ALONE = re.compile(r"^\s*(?:\[[^\]]*\]\s*)*(?P<op>[a-z][a-z_]*(?:_[a-z]+)*)\s*$")
+_OP_ALONE = re.compile(r"^\s*(?:\[[^\]]*\]\s*)*(?P<op>[a-z][a-z_]+)(?: \| \[Caller Func: [^\]]*\])?\s*$")
 _ROW = re.compile(rf"^\s*(?:\S*\s+)?{AMOUNT}\s+(?P<count>\d+)(?P<rest>(?:\s+-?[\d.]+){{3,6}})\s*$")
 
 
@@ -46,9 +47,9 @@ class DeepSpeed:
     """What DeepSpeed (and the loss scalers of apex and fairseq) print."""
 
     needles: tuple[str, ...] = (
-        "time (ms) |", "SamplesPerSec", ", skipped=", "loss scale", "allocator cache flushes", "see_memory_usage",
-        "Max_MA", "CPU Virtual Memory", "DeepSpeed info", "DeepSpeed Basic Optimizer", "DeepSpeed Final Optimizer",
-        "ZeRO stage", "arithmetic capability", "comm op: ", "Comm. Op",
+        "time (ms) |", "SamplesPerSec", ", skipped=", "loss scale", "OVERFLOW!", "allocator cache flushes",
+        "see_memory_usage", "Max_MA", "CPU Virtual Memory", "DeepSpeed info", "DeepSpeed Basic Optimizer",
+        "DeepSpeed Final Optimizer", "ZeRO stage", "arithmetic capability", "comm op: ", "Comm. Op",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -103,6 +104,8 @@ def _throughput(line: Line) -> Iterator[Seen]:
 def _overflow(line: Line) -> Iterator[Seen]:
     if found := _MINIMUM.search(line.text):
         yield Event("ds.scale_minimum", {"scale": float(found["scale"])} if found["scale"] else {})
+    if _NOT_FINITE in line.text:
+        yield Event("ds.overflow", {"by": "non_finite"})
     for pattern, by in _OVERFLOWS:
         if found := pattern.search(line.text):
             yield _overflow_event(by, [float(value) for value in found.groups()])

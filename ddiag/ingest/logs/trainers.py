@@ -54,6 +54,11 @@ _OOM_SKIP = re.compile(r"(?:\bOOM\b|out of memory).{0,60}\bskip\w*", re.IGNORECA
 _GC = re.compile(r"\[GC\]\s*(.*?)[,. ]*([\d.]+) ?s(?:econds)?\b|\bgc\b.{0,40}\btook ([\d.]+) ?(ms|s)\b", re.IGNORECASE)
 _SYNC = re.compile(r"(?P<where>[\w./\-]+\.py:\d+): UserWarning: called a synchronizing CUDA operation")
 _UNUSED = "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+_PARAMETERS = (
+    re.compile(r"trainable params: (?P<trained>[\d,]+) \|\| all params: (?P<all>[\d,]+)"),
+    re.compile(r"Number of trainable parameters = (?P<trained>[\d,]+)(?P<all>)"),
+    re.compile(r"(?P<trained>)\bsize: (?P<all>[\d,]+) total parameters"),
+)
 _SHARDS = re.compile(r"Loading checkpoint shards:\s+\d+%.*?(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<")
 
 
@@ -64,7 +69,7 @@ class Trainers:
         "'loss':", "'train_runtime':", "loss:", "timing_s/", "timing/", "global_seqlen/", "_time", "step time",
         "tokens", "seqlen", "_per_rank", "expert", "skip", "Skip", "SKIP", "NaN", "nan", "Nan", "inf", "finite",
         "[GC]", " gc ", "GC ", "synchronizing CUDA", "find_unused_parameters=True", "FullyShardedDataParallel(",
-        "FSDP", "Loading checkpoint shards", "fwd_bwd", "sum_s",
+        "FSDP", "Loading checkpoint shards", "parameters", "trainable", "fwd_bwd", "sum_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -173,6 +178,10 @@ def _remarks(line: Line) -> Iterator[Seen]:
     if found := _GC.search(text):
         seconds = float(found[2]) if found[2] else float(found[3]) * (0.001 if found[4] == "ms" else 1.0)
         yield Event("trainer.gc", {"seconds": seconds, "reason": (found[1] or "").strip()})
+    for pattern in _PARAMETERS:
+        if counted := pattern.search(text):
+            total, trained = (int((counted[name] or "0").replace(",", "")) for name in ("all", "trained"))
+            yield Event("trainer.parameters", {"parameters": total or trained, "trainable": trained or total})
     if found := _SHARDS.search(text):
         seconds = 3600.0 * int(found[3] or 0) + 60.0 * int(found[4]) + int(found[5])
         yield Event("trainer.slow_load", {"done": int(found[1]), "total": int(found[2]), "seconds": seconds})

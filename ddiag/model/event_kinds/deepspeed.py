@@ -6,7 +6,7 @@ DEEPSPEED = {
     "ds.version": "DeepSpeed says its version: version",
     "ds.optimizer": "which optimizer and ZeRO stage runs: optimizer, stage, vector (AVX512, AVX2, scalar)",
     "ds.overflow": "a step was skipped because gradients overflowed: scale, new_scale (equal: not reduced), hysteresis "
-    "(bool: only the hysteresis was used up), by (deepspeed, apex, fairseq)",
+    "(bool: only the hysteresis was used up), by (deepspeed, apex, fairseq, non_finite: no scale, bf16)",
     "ds.scale_minimum": "the loss scale cannot be lowered any more and the run ends: scale",
     "ds.cache_flushes": "the allocator emptied its cache within a step: count, step",
     "ds.memory": "see_memory_usage: where, allocated_gb, max_allocated_gb, cached_gb, max_cached_gb",

@@ -11,6 +11,7 @@ TRAINERS = {
     "trainer.tokens_by_rank": "tokens (or another measure of work) of each rank: tokens (list), squares (bool)",
     "trainer.fsdp_units": "a printed model: units (FullyShardedDataParallel modules), per_linear (of them around "
     "one Linear)",
+    "trainer.parameters": "how many parameters the model has: parameters, trainable",
     "trainer.slow_load": "loading a checkpoint's shards: done, total, seconds",
     "ddp.unused_flag": "find_unused_parameters=True although every parameter was used",
     "moe.tokens_per_expert": "tokens each expert received: tokens (list), layer",
