@@ -152,7 +152,8 @@ class TerminalReporter:
         table.add_column(style="dim", overflow="fold")
         for item in evidence[:MOST_EVIDENCE]:
             limit = evidence_limit(item)
-            table.add_row(Text(clean(item.label)), Text(evidence_value(item)), Text(f"limit {limit}" if limit else ""))
+            value = Text(evidence_value(item), justify="left" if isinstance(item.value, str) else "right")
+            table.add_row(Text(clean(item.label)), value, Text(f"limit {limit}" if limit else ""))
         if len(evidence) > MOST_EVIDENCE:
             table.add_row(Text(self._more(len(evidence) - MOST_EVIDENCE, len(evidence)), "dim"))
         return table

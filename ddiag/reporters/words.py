@@ -34,6 +34,8 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "window": "the whole capture as one step",
     }
 )
+MOST_FILES_EACH = 3
+"""Files with the same note that are listed one by one."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
 
 
@@ -138,10 +140,27 @@ def coverage_lines(coverage: Coverage) -> list[str]:
         verb = "gave" if len(missing) > 1 else "gives"
         lines.append(f"{name_ranks(missing)} of {expected:,} {verb} no evidence")
     lines += [f"not used: {path}: {reason}" for path, reason in coverage.unreadable]
-    lines += [f"{item.path}: {item.note}" for item in coverage.inputs if item.note]
+    lines += _notes(coverage)
     if coverage.dropped_records:
         lines.append(f"{_count(coverage.dropped_records, 'record')} could not be understood and were left out")
     return [clean(line) for line in (*lines, *coverage.notes)]
+
+
+def _notes(coverage: Coverage) -> list[str]:
+    """What is odd about files; one line for many files of which the same is."""
+    by_note: dict[str, list[str]] = {}
+    for item in coverage.inputs:
+        if item.note:
+            by_note.setdefault(item.note, []).append(item.path)
+    return [
+        line
+        for note, paths in by_note.items()
+        for line in (
+            [f"{path}: {note}" for path in paths]
+            if len(paths) <= MOST_FILES_EACH
+            else [f"{len(paths):,} files ({paths[0]}, {paths[1]}, …): {note}"]
+        )
+    ]
 
 
 def abstention_lines(abstentions: Sequence[Abstention]) -> list[str]:
