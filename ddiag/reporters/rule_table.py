@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ddiag.reporters.markdown_text import escaped
+from ddiag.rulekit.root_causes import NO_RULE, ROOT_CAUSES
 from ddiag.rulekit.rule import LoadedRule
 from ddiag.rulekit.rule_docs import limit_docs, verify_text
 from ddiag.rulekit.runner import family_words
@@ -41,7 +42,15 @@ def rule_table(rules: Sequence[LoadedRule]) -> str:
         lines += ["", f"## {family_title(family)}", ""]
         lines += ["| rule | symptom | cause | evidence | fix | verify |", "|---|---|---|---|---|---|"]
         lines += [_row(rule) for rule in members]
-    return "\n".join(lines) + "\n"
+    lines += ["", "## Root causes", "", "| id | root cause | rules |", "|---|---|---|"]
+    return "\n".join([*lines, *_root_causes(rules)]) + "\n"
+
+
+def _root_causes(rules: Sequence[LoadedRule]) -> Iterator[str]:
+    """Each root cause of the catalogue with the rules that decide it, or why none does."""
+    for cause, title in ROOT_CAUSES.items():
+        deciding = ", ".join(rule.rule.id for rule in rules if rule.rule.root_cause == cause)
+        yield f"| {cause} | {escaped(title)} | {deciding or escaped(NO_RULE.get(cause, 'none yet'))} |"
 
 
 def family_title(folder: str) -> str:
