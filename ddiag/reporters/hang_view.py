@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from ddiag.model.run import Run
 from ddiag.model.signals import JobFacts, Signals
 from ddiag.model.signals_incident import Events, GroupStand, Stacks, Stall
+from ddiag.plots.table import Column, DataTable, Value, make_table
 from ddiag.reporters.hang_words import group_words, headline, is_library, short_frame
 from ddiag.reporters.words import clean
 from ddiag.rulekit.cost import name_ranks
 
-MOST_GROUPS, MOST_CALLS, MOST_FRAMES, MOST_STACKS = 5, 6, 7, 4
+MOST_GROUPS, MOST_CALLS, MOST_FRAMES, MOST_STACKS, MOST_LANES = 5, 6, 7, 4, 12
 _MAIN = "MainThread"
 
 
@@ -62,9 +63,22 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Lane:
+    """Ranks that stand alike at each of the last calls."""
+
+    ranks: tuple[int, ...]
+    culprit: bool
+    cells: tuple[tuple[str, str], ...]
+    """By call: (done, waits, missing or odd; what it says)."""
+
+
+@dataclass(frozen=True)
 class Calls:
     group: str
     calls: tuple[Call, ...]
+    lanes: tuple[Lane, ...] = ()
+    """The culprits' first; at most :data:`MOST_LANES`."""
+    more_lanes: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,9 @@ def hang_view(signals: Signals, run: Run) -> HangView | None:
         more_stacks=max(0, len(stacks) - MOST_STACKS),
         waiting=tuple(waiting[:MOST_GROUPS]),
         more_waiting=max(0, len(waiting) - MOST_GROUPS),
-        calls=tuple(_calls(run, stand) for stand in _first_of_each(stall.groups) if stand.call == "coll"),
+        calls=tuple(
+            _calls(run, stand, set(stall.culprits)) for stand in _first_of_each(stall.groups) if stand.call == "coll"
+        ),
         states=tuple(_states(stall, events)),
     )
 
@@ -189,7 +205,7 @@ def _first_of_each(stands: Sequence[GroupStand]) -> list[GroupStand]:
     return list(by_group.values())[:2]
 
 
-def _calls(run: Run, stand: GroupStand) -> Calls:
+def _calls(run: Run, stand: GroupStand, guilty: Set[int]) -> Calls:
     """The last calls up to the one that is waited in, and what came after it."""
     flight = run.table("flight").filter((pl.col("group") == stand.group) & (pl.col("call") == "coll"))
     newest = flight.select(pl.col("seq").drop_nulls().unique().sort(descending=True).head(MOST_CALLS)).to_series()
@@ -203,9 +219,35 @@ def _calls(run: Run, stand: GroupStand) -> Calls:
         .agg(pl.col("last_enqueued").max())
         .iter_rows()
     )
+    calls = tuple(_call(seq, rows[seq], stand.ranks, reach) for seq in sorted(rows))
+    lanes = _lanes(calls, rows, stand.ranks, guilty)
     return Calls(
-        group_words(stand.group, stand.desc), tuple(_call(seq, rows[seq], stand.ranks, reach) for seq in sorted(rows))
+        group_words(stand.group, stand.desc), calls, tuple(lanes[:MOST_LANES]), max(0, len(lanes) - MOST_LANES)
     )
+
+
+def _lanes(
+    calls: Sequence[Call], rows: Mapping[int, list[dict[str, object]]], members: Sequence[int], guilty: Set[int]
+) -> list[Lane]:
+    of: dict[int, dict[int, dict[str, object]]] = defaultdict(dict)
+    for seq, told in rows.items():
+        for row in told:
+            of[int(str(row["rank"]))][seq] = row
+    alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
+    for rank in members:
+        alike[tuple(_cell(call, of[rank].get(call.seq), rank) for call in calls)].append(rank)
+    lanes = [Lane(tuple(ranks), bool(guilty & set(ranks)), cells) for cells, ranks in alike.items()]
+    return sorted(lanes, key=lambda lane: (not lane.culprit, len(lane.ranks), lane.ranks))
+
+
+def _cell(call: Call, row: dict[str, object] | None, rank: int) -> tuple[str, str]:
+    if row is None:
+        return ("missing", "not issued") if rank in call.missing else ("unknown", "")
+    over = row["state"] == "completed"
+    if rank in call.odd:
+        size = "" if row["numel_in"] is None else f" of {row['numel_in']}"
+        return "odd", clean(f"{row['op']}{size}")
+    return ("done", "done") if over else ("waits", "waits")
 
 
 def _call(seq: int, rows: list[dict[str, object]], members: Sequence[int], reach: Mapping[int, int]) -> Call:
@@ -224,6 +266,29 @@ def _call(seq: int, rows: list[dict[str, object]], members: Sequence[int], reach
         odd=tuple(sorted(rank for kind, ranks in kinds.items() if kind != (op, numel) for rank in ranks)),
         start_ns=min(starts, default=None),
     )
+
+
+def who_waits(view: HangView) -> DataTable:
+    """The groups in which ranks wait, as a table of the report."""
+    columns = (
+        Column("group", "Group", kind="text"),
+        Column("call", "Call", kind="text"),
+        Column("waiting", "Wait in it", "ranks", "count"),
+        Column("size", "Members", "ranks", "count"),
+        Column("missing", "Missing", kind="text"),
+    )
+    rows: list[dict[str, Value]] = [
+        {
+            "group": one.group,
+            "call": one.call,
+            "waiting": len(one.waiting),
+            "size": one.size,
+            "missing": name_ranks(one.missing) if one.missing else "nobody",
+        }
+        for one in view.waiting
+    ]
+    table = make_table("who-waits", "Who waits, and for whom", columns, rows, cut_by="the culprit's first")
+    return replace(table, total=len(view.waiting) + view.more_waiting)
 
 
 def ranks_words(ranks: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from ddiag.reporters.html_page import Page, build_page
 from ddiag.rulekit.diagnosis import Diagnosis
 
 SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js", "chips.js")
-STYLES = ("tokens.css", "page.css", "parts.css", "print.css")
+STYLES = ("tokens.css", "page.css", "parts.css", "hang.css", "print.css")
 
 
 class HtmlReporter:

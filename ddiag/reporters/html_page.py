@@ -16,6 +16,8 @@ from ddiag.plots.palette import PARTS, Activity
 from ddiag.plots.table import DataTable
 from ddiag.plots.timeline import Timeline, timeline
 from ddiag.reporters import html_tables as tables
+from ddiag.reporters.hang_grid import Grid, groups_grid
+from ddiag.reporters.hang_view import HangView, hang_view, who_waits
 from ddiag.reporters.html_findings import Card, make_cards
 from ddiag.reporters.html_method import Definition, definitions
 from ddiag.reporters.story import story_table
@@ -55,10 +57,12 @@ class Section:
     tables: tuple[DataTable, ...] = ()
     timeline: Timeline | None = None
     lead: str = ""
+    hang: HangView | None = None
+    grid: Grid | None = None
 
     @property
     def empty(self) -> bool:
-        return not self.charts and not self.tables and self.timeline is None
+        return not self.charts and not self.tables and self.timeline is None and self.hang is None
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ def build_page(diagnosis: Diagnosis, signals: Signals, run: Run) -> Page:
 
 def _sections(signals: Signals, run: Run, culprits: Sequence[int], primary: Sequence[int]) -> list[Section]:
     return [
+        _hang(signals, run),
         Section("story", "What happened", (), _present(story_table(signals))),
         Section(
             "step-time",
@@ -179,6 +184,16 @@ def _sections(signals: Signals, run: Run, culprits: Sequence[int], primary: Sequ
             "links", "Devices and links", (), _present(tables.copies(signals), tables.links(signals))
         ),
     ]  # fmt: skip
+
+
+def _hang(signals: Signals, run: Run) -> Section:
+    view = hang_view(signals, run)
+    if view is None:
+        return Section("hang", "")
+    waits = who_waits(view)
+    return Section(
+        "hang", "Who waits for whom", (), (waits,), hang=view, grid=groups_grid(view.stall, run, view.places)
+    )
 
 
 def _present(*things: Chart | DataTable | None) -> tuple:  # type: ignore[type-arg]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from ddiag.plots.chart import shorten
 from ddiag.plots.numbers import percent, short, size, span, thousands
+from ddiag.reporters.hang_view import ranks_words
 from ddiag.reporters.words import number, shown_unit
 from ddiag.rulekit.cost import name_ranks
 
@@ -67,6 +69,11 @@ def harmless(value: object) -> object:
     return _INVISIBLE.sub(" ", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+def clock(wall_ns: int) -> str:
+    """``02:11:07 UTC``"""
+    return f"{datetime.fromtimestamp(wall_ns / 1e9, tz=timezone.utc):%H:%M:%S} UTC"
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "inline": inline,
     "sentence": sentence,
@@ -81,6 +88,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "shorten": shorten,
     "percent": percent,
     "rank_words": name_ranks,
+    "ranks_words": ranks_words,
+    "clock": clock,
     "span": span,
     "size": size,
     "count": lambda value: thousands(value, 0),
