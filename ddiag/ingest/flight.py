@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import polars as pl
 
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.flight_columns import columns
 from ddiag.ingest.flight_dump import PICKLE, Dump, dump_of
+from ddiag.ingest.flight_entries import Entries
 from ddiag.ingest.flight_rank import host_of, rank_of, world_size
 from ddiag.ingest.flight_status import status_rows
 from ddiag.ingest.sources import PlainText, Source
@@ -35,23 +39,33 @@ def read(source: Source, text: PlainText) -> Clues:
     parts = []
     while chunk := text.read(READ_BYTES):
         parts.append(chunk)
-    return clues_of(source, dump_of(b"".join(parts), text.damage))
+    with _no_collection():
+        return clues_of(source, dump_of(b"".join(parts), text.damage))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A dump is many small containers and no cycle: looking for garbage meanwhile takes longer than reading it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def clues_of(source: Source, dump: Dump) -> Clues:
     """The tables of one dump."""
-    flight = columns(dump)
-    folder = source.label.replace("\\", "/").rsplit("/", 2)[-2] if "/" in source.label.replace("\\", "/") else ""
-    rank, host = rank_of(dump, source.name, folder), host_of(source.name)
-    status = pl.DataFrame(status_rows(dump, flight), schema=_status_schema()).with_columns(
-        pl.lit(rank, dtype=pl.Int32).alias("rank"),
-        pl.lit(host, dtype=pl.String).alias("host"),
-        pl.lit(source.label).alias("source"),
+    entries = Entries(dump.entries)
+    folder = source.label.replace("\\", "/").rpartition("/")[0].rpartition("/")[2]
+    rank, host = rank_of(dump, entries, source.name, folder), host_of(source.name)
+    flight = columns(entries, dump.groups, rank)
+    whose = {"rank": rank, "host": host, "source": source.label}
+    status = pl.DataFrame(
+        [row | whose for row in status_rows(dump, entries, flight)], schema=FLIGHT_STATUS.schema, orient="row"
     )
-    tables = {
-        FLIGHT.name: FLIGHT.conform(flight.with_columns(pl.lit(rank, dtype=pl.Int32).alias("rank"))),
-        FLIGHT_STATUS.name: FLIGHT_STATUS.conform(status),
-    }
+    tables = {FLIGHT.name: flight, FLIGHT_STATUS.name: status}
     return Clues(
         source,
         NAME,
@@ -63,10 +77,6 @@ def clues_of(source: Source, dump: Dump) -> Clues:
         dropped=dump.dropped,
         notes=_notes(dump),
     )
-
-
-def _status_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
-    return {name: dtype for name, dtype in FLIGHT_STATUS.schema.items() if name not in ("rank", "host", "source")}
 
 
 def _notes(dump: Dump) -> tuple[str, ...]:

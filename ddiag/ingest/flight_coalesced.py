@@ -14,12 +14,12 @@ from ddiag.ingest.flight_dump import Item
 
 _STATE = ("state", "retired", "time_discovered_started_ns", "time_discovered_completed_ns")
 _TENSORS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
-END = "coalesced"
+COALESCED = "coalesced"
 
 
 def is_end(entry: Item) -> bool:
     """The entry that ends a coalesced call."""
-    return str(entry["profiling_name"]).rsplit(":", 1)[-1] == END
+    return str(entry["profiling_name"]).rsplit(":", 1)[-1] == COALESCED
 
 
 def one_per_call(entries: list[Item], keys: Sequence[Any], p2p: Sequence[bool]) -> list[Item]:
@@ -27,8 +27,6 @@ def one_per_call(entries: list[Item], keys: Sequence[Any], p2p: Sequence[bool]) 
 
     *keys* say per entry which group, kind and sequence number it has; order is kept.
     """
-    if len(set(keys)) == len(keys) and not any(map(is_end, entries)):
-        return entries
     sets: dict[Any, list[int]] = {}
     for place, key in enumerate(keys):
         sets.setdefault(key, []).append(place)
@@ -57,5 +55,5 @@ def _merged(calls: list[Item], end: Item | None) -> Item:
     for key in _TENSORS:
         merged[key] = [item for call in calls if isinstance(call.get(key), (list, tuple)) for item in call[key]]
     if len(names) > 1:
-        merged["profiling_name"] = f"nccl:{END}"
+        merged["profiling_name"] = f"nccl:{COALESCED}"
     return merged

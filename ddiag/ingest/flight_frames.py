@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _TORCH = re.compile(
@@ -16,45 +16,36 @@ _INTERNAL = re.compile(
 """Installed packages, the standard library, frozen modules, native code."""
 
 
-class Frames:
-    """Chooses one frame of each stack; stacks share their frames, so each is judged once."""
-
-    def __init__(self) -> None:
-        self._judged: dict[Any, tuple[int, str]] = {}
-
-    def of_user(self, frames: Any) -> str | None:
-        """``function (file:line)``: innermost frame of the user's code; else of a package other than torch, else any.
-
-        *frames* are ``{name, filename, line}``, innermost first; None when there are none.
-        """
-        best: tuple[int, str] | None = None
-        for frame in frames if isinstance(frames, (list, tuple)) else ():
-            judged = self._judge(frame)
-            if judged[0] == 0:
-                return judged[1]
-            if judged[1] and (best is None or judged[0] < best[0]):
-                best = judged
-        return None if best is None else best[1]
-
-    def _judge(self, frame: Any) -> tuple[int, str]:
-        try:
-            key = (frame["filename"], frame["line"], frame["name"])
-            judged = self._judged.get(key)
-        except (KeyError, TypeError):
-            return 3, ""
-        if judged is None:
-            judged = self._judged[key] = (_distance(str(key[0])), f"{key[2]} ({key[0]}:{key[1]})")
-        return judged
-
-
-def _distance(path: str) -> int:
-    """0 the user's, 1 a package's, 2 torch's."""
-    if _TORCH.search(path):
-        return 2
-    return 1 if _INTERNAL.search(path) else 0
-
-
 def user_frames(stacks: Sequence[Any]) -> list[str | None]:
-    """The user's frame of each stack."""
-    choose = Frames().of_user
-    return [choose(frames) for frames in stacks]
+    """The user's frame of each stack; stacks share their frames, so each frame is judged once.
+
+    ``function (file:line)``: innermost frame of the user's code; else of a package other than torch, else any. Frames
+    are ``{name, filename, line}``, innermost first; None for a stack without any.
+    """
+    keys = [tuple(map(id, frames)) if isinstance(frames, (list, tuple)) else () for frames in stacks]
+    judged: dict[int, tuple[int, str]] = {}
+    chosen = {key: _user_frame(frames, judged) for key, frames in dict(zip(keys, stacks, strict=True)).items() if key}
+    return [chosen.get(key) for key in keys]
+
+
+def _user_frame(frames: Iterable[Any], judged: dict[int, tuple[int, str]]) -> str | None:
+    best = (3, "")
+    for frame in frames:
+        found = judged.get(id(frame))
+        if found is None:
+            found = judged[id(frame)] = _judge(frame)
+        if found[0] < best[0]:
+            best = found
+        if not found[0]:
+            break
+    return best[1] or None
+
+
+def _judge(frame: Any) -> tuple[int, str]:
+    """How far the frame is from the user's code (0 it is, 1 a package's, 2 torch's, 3 unreadable), and its words."""
+    if not isinstance(frame, dict) or not {"filename", "name"} <= frame.keys():
+        return 3, ""
+    path = str(frame["filename"])
+    line = frame.get("line", "?")
+    far = 2 if _TORCH.search(path) else 1 if _INTERNAL.search(path) else 0
+    return far, f"{frame['name']} ({path}:{line})"

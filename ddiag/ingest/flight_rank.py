@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from ddiag.ingest.file_rank import rank_from_name
-from ddiag.ingest.flight_columns import call_of, group_name
 from ddiag.ingest.flight_dump import Dump, DumpGroup, whole
+from ddiag.ingest.flight_entries import Entries
 
 _INTEGER = re.compile(r"\d{1,7}")
 _SUFFIX = re.compile(r"\.(?:json|pkl|pickle|bin|dat|dump|txt|log|fr|trace|gz|zst|zip)$", re.IGNORECASE)
@@ -19,11 +19,11 @@ _NO_HOST = re.compile(
 _HOST = re.compile(r"[a-z][a-z0-9]*(?:[-.][a-z0-9]+)*", re.IGNORECASE)
 
 
-def rank_of(dump: Dump, name: str, folder: str = "") -> int | None:
+def rank_of(dump: Dump, entries: Entries, name: str, folder: str = "") -> int | None:
     """Global rank of the process; None when neither the content nor the name decides."""
     if dump.rank is not None:
         return dump.rank
-    possible = candidates(dump)
+    possible = candidates(dump, entries)
     if possible is not None and len(possible) == 1:
         return next(iter(possible))
     named = rank_from_name(name, folder)
@@ -36,25 +36,24 @@ def rank_of(dump: Dump, name: str, folder: str = "") -> int | None:
     return fitting[0] if len(set(fitting)) == 1 else None
 
 
-def candidates(dump: Dump) -> set[int] | None:
+def candidates(dump: Dump, entries: Entries) -> set[int] | None:
     """Ranks that can have written it: members of all its groups, and the sender or receiver it is itself."""
     possible: set[int] | None = None
     for group in dump.groups.values():
         if group.ranks is not None:
             possible = set(group.ranks) if possible is None else possible & set(group.ranks)
-    own = _own_rank(dump)
+    own = _own_rank(dump, entries)
     own = _rank_of_communicator(dump) if own is None else own
     if own is not None and (possible is None or own in possible):
         return {own}
     return possible or None
 
 
-def _own_rank(dump: Dump) -> int | None:
+def _own_rank(dump: Dump, entries: Entries) -> int | None:
     """``send 2->3`` was recorded by group rank 2."""
-    for entry in dump.entries:
-        own = call_of(str(entry["profiling_name"]))[1]
-        if own is not None:
-            return _global(dump.groups, group_name(entry), own)
+    for name, call in entries.calls.items():
+        if call.own is not None:
+            return _global(dump.groups, entries.groups[entries.names.index(name)], call.own)
     return None
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ddiag.ingest.flight_columns import group_name
-from ddiag.ingest.flight_dump import Dump, whole
+from ddiag.ingest.flight_dump import Dump
+from ddiag.ingest.flight_entries import Entries
 
 NONE_YET = -1
 
@@ -28,16 +28,18 @@ class _Seen:
     has_p2p: bool = False
 
 
-def status_rows(dump: Dump, flight: pl.DataFrame) -> list[dict[str, object]]:
+def status_rows(dump: Dump, entries: Entries, flight: pl.DataFrame) -> list[dict[str, object]]:
     """Rows of ``flight_status`` for the groups of *dump*, without rank, host and source."""
-    seen = _from_entries(dump, flight)
-    numbers = _group_numbers(dump)
-    wrapped = _wrapped(dump)
+    seen = _from_entries(entries, flight)
+    numbers = _group_numbers(dump, entries)
+    wrapped = _wrapped(entries)
     names = dict.fromkeys([*dump.groups, *seen])
-    return [_row(dump, name, seen.get(name), numbers, wrapped=wrapped) for name in names]
+    return [_row(dump, entries, name, seen.get(name), numbers, wrapped=wrapped) for name in names]
 
 
-def _row(dump: Dump, name: str, seen: _Seen | None, numbers: Mapping[str, str], *, wrapped: bool) -> dict[str, object]:
+def _row(
+    dump: Dump, entries: Entries, name: str, seen: _Seen | None, numbers: Mapping[str, str], *, wrapped: bool
+) -> dict[str, object]:
     known = dump.groups.get(name)
     enqueued, started, completed = _best(dump, name, seen or _Seen(), numbers)
     if seen is None and dump.entries and not wrapped and not dump.damage:
@@ -47,7 +49,7 @@ def _row(dump: Dump, name: str, seen: _Seen | None, numbers: Mapping[str, str], 
         oldest = enqueued + 1
     return {
         "group": name,
-        "desc": _desc(dump, name),
+        "desc": _desc(dump, entries, name),
         "ranks": None if known is None or known.ranks is None else list(known.ranks),
         "last_enqueued": enqueued,
         "last_started": started,
@@ -78,7 +80,7 @@ def _highest(*values: int | None) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _from_entries(dump: Dump, flight: pl.DataFrame) -> dict[str, _Seen]:
+def _from_entries(entries: Entries, flight: pl.DataFrame) -> dict[str, _Seen]:
     """By group. Sends carry the number of the collective before them, so they too say what was enqueued."""
     coll = pl.col("call") == "coll"
     done = coll & (pl.col("state") == "completed")
@@ -91,7 +93,7 @@ def _from_entries(dump: Dump, flight: pl.DataFrame) -> dict[str, _Seen]:
         pl.col("seq").filter(coll & (pl.col("state") != "completed")).min().alias("pending"),
         (pl.col("call") == "p2p").any().alias("has_p2p"),
     )
-    before = _before_sends(dump)
+    before = _before_sends(entries)
     return {row["group"]: _seen(row, before.get(row["group"]), timed=bool(timed)) for row in found.to_dicts()}
 
 
@@ -106,24 +108,23 @@ def _seen(row: Mapping[str, int | None], before: int | None, *, timed: bool) -> 
     return _Seen(enqueued, started, completed, row["oldest"], bool(row["has_p2p"]))
 
 
-def _before_sends(dump: Dump) -> dict[str, int]:
+def _before_sends(entries: Entries) -> dict[str, int]:
     """By group: the last collective before its sends and receives; nothing before torch 2.4, and nothing for 0."""
     last: dict[str, int] = {}
-    for entry in dump.entries:
-        if entry.get("is_p2p") is True:
-            seq = whole(entry.get("collective_seq_id"))
-            if seq is not None and seq > 0:
-                name = group_name(entry)
+    if True in entries.p2p:
+        for name, is_p2p, seq in zip(entries.groups, entries.p2p, entries["collective_seq_id"], strict=True):
+            if is_p2p and isinstance(seq, int) and seq > 0:
                 last[name] = max(seq, last.get(name, 0))
     return last
 
 
-def _group_numbers(dump: Dump) -> dict[str, str]:
+def _group_numbers(dump: Dump, entries: Entries) -> dict[str, str]:
     """Group name -> the process's number of it, from entries; the others in the order of creation, if that fits.
 
     Names that count up were given in the order of creation, and so were the numbers.
     """
-    found = {group_name(entry): str(entry["pg_id"]) for entry in dump.entries if "pg_id" in entry}
+    pairs = set(zip(entries.groups, map(str, entries["pg_id"]), strict=True))
+    found = {name: number for name, number in pairs if number != "None"}
     if len(dump.groups) == len(dump.status) and all(name.isdigit() for name in [*dump.groups, *dump.status]):
         ordered = dict(zip(sorted(dump.groups, key=int), sorted(dump.status, key=int), strict=True))
         if all(ordered.get(name) == number for name, number in found.items()):
@@ -133,23 +134,19 @@ def _group_numbers(dump: Dump) -> dict[str, str]:
     return found
 
 
-def _wrapped(dump: Dump) -> bool:
+def _wrapped(entries: Entries) -> bool:
     """The oldest entries were overwritten (or left out of a dump of active ones)."""
-    first = min(
-        (number for entry in dump.entries if (number := whole(entry.get("record_id"))) is not None), default=None
-    )
-    if first is not None:
-        return first > 0
-    seqs = [seq for entry in dump.entries if (seq := whole(entry.get("seq_id"))) is not None]
-    return bool(seqs) and min(seqs) > 1
+    records = entries.integers("record_id")
+    if records:
+        return min(records) > 0
+    return min(entries.integers("seq_id"), default=0) > 1
 
 
-def _desc(dump: Dump, name: str) -> str:
+def _desc(dump: Dump, entries: Entries, name: str) -> str:
     known = dump.groups.get(name)
     if known is not None and known.desc:
         return known.desc
-    for entry in dump.entries:
-        group = entry.get("process_group")
-        if isinstance(group, (list, tuple)) and len(group) > 1 and str(group[0]) == name:
-            return str(group[1])
+    group = entries["process_group"][entries.groups.index(name)] if name in entries.groups else None
+    if isinstance(group, (list, tuple)) and len(group) > 1:
+        return str(group[1])
     return "default_pg" if name == "0" else ""

@@ -24,7 +24,8 @@ def with_clues(run: Run, clues: Sequence[Clues]) -> Run:
         frames[name].append(table)
     for one in clues:
         for name, table in one.tables.items():
-            frames[name].append(_filled(short_names(TABLES[name].conform(table)), one))
+            conforming = table if table.schema == TABLES[name].schema else TABLES[name].conform(table)
+            frames[name].append(_filled(short_names(conforming), one))
     tables = {name: parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True) for name, parts in frames.items()}
     tables = with_group_keys(tables)
     notes: tuple[str, ...] = ()
@@ -49,11 +50,12 @@ def _with_hosts(clues: Sequence[Clues]) -> list[Clues]:
 def _filled(table: pl.DataFrame, clues: Clues) -> pl.DataFrame:
     """What the whole file is of, for the records that do not say it."""
     known = {"rank": clues.rank, "host": clues.host}
-    return table.with_columns(
+    missing = [
         pl.col(name).fill_null(pl.lit(value))
         for name, value in known.items()
-        if value is not None and name in table.columns
-    )
+        if value is not None and name in table.columns and table[name].null_count()
+    ]
+    return table.with_columns(missing) if missing else table
 
 
 def _coverage(run: Run, clues: Sequence[Clues], tables: dict[str, pl.DataFrame]) -> Coverage:
