@@ -85,7 +85,7 @@ def _missing(
     state = "".join(f" ({fact.device} is {fact.text})" for fact in said[:1])
     few = len(used) == 2 and not said
     return Finding(
-        title=f"{name_hosts(odd)} work{'s' if len(odd) == 1 else ''} without {', '.join(gone[:4])}, which peers use{state}",
+        title=f"{', '.join(gone[:4])} is missing on {name_hosts(odd)}, while peers use it{state}",
         severity=Severity.WARNING,
         confidence=Confidence.MEDIUM if few else Confidence.HIGH,
         culprits=Culprits(hosts=tuple(odd), devices=tuple(gone)),
