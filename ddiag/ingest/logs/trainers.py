@@ -15,12 +15,14 @@ _TITAN = re.compile(rf"\bstep:\s*(\d+)\s+loss:\s*{_FLOAT}(?P<rest>.*)")
 _TITAN_FIGURES = (
     ("grad_norm", re.compile(rf"grad_norm:\s*{_FLOAT}")),
     ("memory.max_reserved_gb", re.compile(r"memory:\s*([\d.]+)GiB")),
+    ("memory.used_pct", re.compile(r"memory:\s*[\d.]+GiB\(([\d.]+)%\)")),
     ("tokens_per_s_per_gpu", re.compile(rf"(?:tps|wps):\s*{_FLOAT}")),
     ("tflops", re.compile(rf"tflops:\s*{_FLOAT}")),
     ("mfu_pct", re.compile(r"mfu:\s*([\d.]+)%")),
 )
 _TIMING = re.compile(r"\btiming(?:_s)?/([\w/]+)\s*[:=]\s*([\d.]+)")
 _SEQLEN = re.compile(r"\bglobal_seqlen/(min|max|mean|minmax_diff|balanced_min|balanced_max)\s*[:=]\s*([\d.]+)")
+_RANK = re.compile(r"\b[Rr]ank\s*[=:#]?\s?(\d+)\b")
 _STEP = re.compile(r"\b(?:global_step|step|iter(?:ation)?|it)\b\s*[:=#]?\s*\[?(\d+)")
 _FIGURES = (
     ("step_ms", re.compile(r"\b(?:step_time|iter_time|time_per_step|step "
@@ -133,14 +135,20 @@ def _own_figures(line: Line) -> Iterator[Seen]:
     at = _STEP.search(line.text)
     if at is None:
         return
-    step = int(at[1])
+    step, rank = int(at[1]), _rank(line)
     for name, pattern in _FIGURES:
         if found := pattern.search(line.text):
             unit = "ms" if found[1] else found[3] or ("s" if float(found[2]) < 1000 else "ms")
-            yield Metric(name, float(found[2]) * (1.0 if unit == "ms" else 1000.0), step)
+            yield Metric(name, float(found[2]) * (1.0 if unit == "ms" else 1000.0), step, rank)
     for name, pattern in (("tokens", _TOKENS), ("tokens_squared", _SQUARES)):
         if found := pattern.search(line.text):
-            yield Metric(name, _number(found[1]), step)
+            yield Metric(name, _number(found[1]), step, rank)
+
+
+def _rank(line: Line) -> int | None:
+    """Who writes: as the envelope says, or the line itself when it names one rank."""
+    named = {int(number) for number in _RANK.findall(line.text)}
+    return line.rank if line.rank is not None else named.pop() if len(named) == 1 else None
 
 
 def _lists(line: Line) -> Iterator[Seen]:
@@ -162,7 +170,8 @@ def _not_finite(line: Line) -> Iterator[Seen]:
     if "number of skipped iterations" in line.text:
         return
     if found := _SKIP.search(line.text):
-        yield Event("trainer.nan_skip", {"what": "inf" if re.search(r"\binf\b", found[0], re.IGNORECASE) else "nan"})
+        what = "inf" if re.search(r"\binf\b", found[0], re.IGNORECASE) else "nan"
+        yield Event("trainer.nan_skip", {"what": what}, _rank(line))
     elif found := _NAN.search(line.text):
         yield Event("trainer.nan", {"what": (found[1] or found[2] or "nan").lower()})
     if _OOM_SKIP.search(line.text):
