@@ -69,6 +69,10 @@ def dump_of(data: bytes, damage: str = "") -> Dump:
         raise UnusableError(why or f"holds a {type(found).__name__}, not a Flight Recorder dump")
     _refuse_others(found, why)
     entries, dropped = _entries(found.get("entries"))
+    if dropped and not (entries or why):
+        raise UnusableError("a list without Flight Recorder entries")
+    if why and entries and not _is_whole(entries[-1], entries[0]):
+        entries, dropped = entries[:-1], dropped + 1
     if not entries and not any(isinstance(found.get(key), dict) for key in _TOP_KEYS):
         raise UnusableError(why or "no entries and no process groups: not a Flight Recorder dump")
     return Dump(
@@ -120,9 +124,12 @@ def _entries(found: Any) -> tuple[list[Item], int]:
     if not isinstance(found, (list, tuple)):
         return [], 0
     kept: list[Item] = [one for one in found if isinstance(one, dict) and "profiling_name" in one]
-    if found and not kept:
-        raise UnusableError("a list without Flight Recorder entries")
     return kept, len(found) - len(kept)
+
+
+def _is_whole(entry: Item, first: Item) -> bool:
+    """Where a dump is cut off, its last entry may lack what would say that it completed."""
+    return "state" in entry and first.keys() <= entry.keys()
 
 
 def _groups(found: Any) -> dict[str, DumpGroup]:

@@ -71,7 +71,8 @@ def call_of(profiling_name: str) -> Call:
         return Call(peers.group(1), int(peers.group(2)), int(peers.group(3)))
     if bare.endswith("barrier"):
         return Call("barrier")
-    return Call(collective_op(f"nccl:{bare}") or bare)
+    known = collective_op(f"nccl:{bare}")
+    return Call(bare if known in (None, "unknown") else known)
 
 
 def _columns(items: list[Item]) -> dict[str, Sequence[Any]]:

@@ -23,8 +23,10 @@ NOT_PLAIN = (
 _BLOCK_BYTES = 1 << 20
 _DAMAGE: tuple[type[Exception], ...] = (
     pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError,
+    MemoryError,
 )  # fmt: skip
-"""What the unpickler raises for bytes that are no whole pickle; ValueError covers bad UTF-8."""
+"""What the unpickler raises for bytes that are no whole pickle; ValueError covers bad UTF-8,
+MemoryError a length that was damaged."""
 
 
 @dataclass(frozen=True)

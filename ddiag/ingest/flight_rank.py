@@ -9,7 +9,7 @@ from ddiag.ingest.file_rank import rank_from_name
 from ddiag.ingest.flight_dump import Dump, DumpGroup, whole
 from ddiag.ingest.flight_entries import Entries
 
-_INTEGER = re.compile(r"\d{1,7}")
+_INTEGER = re.compile(r"(?<!\d)\d{1,7}(?!\d)")
 _SUFFIX = re.compile(r"\.(?:json|pkl|pickle|bin|dat|dump|txt|log|fr|trace|gz|zst|zip)$", re.IGNORECASE)
 _NO_HOST = re.compile(
     r"(?:nccl|comm|lib|fr|flight|recorder|trace|dump|debug|info|global|rank|worker|host|attempt|run|job|restart|file|tmp)"
