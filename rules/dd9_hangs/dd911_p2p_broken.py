@@ -8,7 +8,7 @@ complex or the IOMMU, where it is lost or reordered. Consumer boards and virtual
 Two GPUs may work, four hang at the first all-reduce; or results are wrong.
 
 ## Diagnosis
-Channels `via P2P`, all ranks in the first collective with equal sequence and size, GPUs at 100 % and near idle power, and
+Channels `via P2P`, all ranks in the first collective with equal sequence and size, GPUs at 100 % near idle power, and
 `ACSCtl: … ReqRedir+ CmpltRedir+` on a bridge, IOMMU faults, or a kernel without iommu=pt. Several nodes in one hang
 are rather the network.
 
