@@ -12,7 +12,7 @@ from ddiag.model.run import Run
 from ddiag.model.signals import JobFacts, Signals
 from ddiag.model.signals_incident import Events, GroupStand, Stacks, Stall
 from ddiag.plots.table import Column, DataTable, Value, make_table
-from ddiag.reporters.hang_words import group_words, headline, is_library, short_frame
+from ddiag.reporters.hang_words import group_words, headline, is_library, short_frame, tells_nothing
 from ddiag.reporters.words import clean
 from ddiag.rulekit.cost import name_ranks
 
@@ -159,6 +159,7 @@ def _stack(
     guilty: Set[int],
 ) -> StackGroup:
     inner = next((_into_library(native[rank]) for rank in ranks if rank in native), ())
+    frames = tuple(frame for frame in frames if not tells_nothing(frame))
     shown = [*inner, *frames][:MOST_FRAMES]
     own = next((place for place, frame in enumerate(frames) if not is_library(frame)), None)
     if own is not None and len(inner) + own >= MOST_FRAMES:
@@ -178,7 +179,7 @@ def _into_library(frames: Sequence[str]) -> tuple[str, ...]:
     for frame in frames:
         if ".py:" in frame:
             break
-        if not frame.startswith("0x") and "libc.so" not in frame and "libstdc++" not in frame:
+        if not tells_nothing(frame):
             named.append(frame)
     return tuple(named[:2])
 

@@ -35,6 +35,12 @@ _DEFAULT = ("default_pg", "0", "")
 _FRAME = re.compile(r"(?P<name>.+) \((?P<file>[^()]*)\)$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python[\d.]+/|<frozen|^<")
 _PACKAGE = re.compile(r"(?:.*/)?(?:(?:site|dist)-packages|lib/python[\d.]+)/(?P<inside>.+)")
+_NESTED = re.compile(r"<[^<>]*>|\([^()]*\)")
+_PLUMBING = re.compile(
+    r"^(0x[0-9a-f]+|pybind11::|std::|_call_function_pointer|_ctypes_callproc|PyCFuncPtr|ffi_call|clone |start_thread"
+    r"|pthread_cond_|__|syscall )|c10d_logger\.py|/torch/utils/_contextlib\.py|libstdc\+\+"
+)
+_DEEPEST, _MOST_CHARACTERS = 12, 80
 MOST_PLACED = 3
 
 
@@ -56,7 +62,7 @@ def headline(stall: Stall, places: Mapping[int, str]) -> str:
     who = culprits_are(stall, places)
     several = len(stall.culprits) > 1
     if stall.verdict == "mismatch":
-        return clean(f"{_who(stall, who)} not call what the others call: {stall.mismatch} at {call(stall)}")
+        return clean(f"{_who(stall, who)} not call what the others call{_at(stall)}: {stall.mismatch}{_number(stall)}")
     if stall.verdict in ("deadlock", "p2p_unmatched"):
         return clean(f"{who} wait for each other{_cycle(stall)}; {waiting} behind them")
     if not stall.culprits:
@@ -69,6 +75,10 @@ def headline(stall: Stall, places: Mapping[int, str]) -> str:
         doing = PHASES.get(stall.phase, "did not come") if not several else "did not come"
         return clean(f"{who} {doing}{_at(stall)}; {waiting} for {'them' if several else 'it'} in {call(stall)}")
     return clean(_capital(stall.why))
+
+
+def _number(stall: Stall) -> str:
+    return "" if stall.seq is None else f"; it is call #{stall.seq} of {group_words(stall.group or '')}"
 
 
 def _who(stall: Stall, who: str) -> str:
@@ -115,11 +125,28 @@ def is_library(frame: str) -> bool:
 
 
 def short_frame(frame: str) -> str:
-    """``function  torch/autograd/graph.py:979``: the path from its package on."""
+    """``function  torch/autograd/graph.py:979``: the path from its package on, C++ names without their arguments."""
     match = _FRAME.match(frame)
     if match is None:
         return clean(frame)
-    return clean(f"{match['name']}  {_short_file(match['file'], keep_package=True)}")
+    name = match["name"] if ".py:" in match["file"] else _plain_name(match["name"])
+    return clean(f"{name}  {_short_file(match['file'], keep_package=True)}")
+
+
+def _plain_name(name: str) -> str:
+    """``c10d::Reducer::finalize_backward`` of a C++ name with templates and arguments."""
+    shorter = name
+    for _ in range(_DEEPEST):
+        without = _NESTED.sub("", shorter)
+        if without == shorter:
+            break
+        shorter = without
+    return shorter.strip() or name[:_MOST_CHARACTERS]
+
+
+def tells_nothing(frame: str) -> bool:
+    """A frame between two others: wrappers of torch, pybind11's and the standard library's plumbing."""
+    return bool(_PLUMBING.search(frame))
 
 
 def _short_file(file: str, *, keep_package: bool = False) -> str:
