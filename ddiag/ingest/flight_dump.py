@@ -129,7 +129,7 @@ def _entries(found: Any) -> tuple[list[Item], int]:
 
 def _is_whole(entry: Item, first: Item) -> bool:
     """Where a dump is cut off, its last entry may lack what would say that it completed."""
-    return "state" in entry and first.keys() <= entry.keys()
+    return {"state", "retired"} <= entry.keys() and first.keys() <= entry.keys()
 
 
 def _groups(found: Any) -> dict[str, DumpGroup]:
