@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddiag.analysis.hang import phases
-from ddiag.analysis.hang.dumps import Verdict
 from ddiag.analysis.hang.phases import Context, Doing
+from ddiag.analysis.hang.verdict import Verdict
 from ddiag.analysis.hang.vote import Mismatch
 from ddiag.model.signals_incident import (
     BUCKETS,

@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ddiag.analysis.hang.positions import ABSENT, COMPLETED, EVICTED, NO_DUMP, SYNCHRONISING, Node, Positions
+from ddiag.analysis.hang.positions import (
+    ABSENT,
+    COMPLETED,
+    EVICTED,
+    NO_DUMP,
+    SCHEDULED,
+    SYNCHRONISING,
+    Node,
+    Positions,
+)
 
 Vertex: TypeAlias = int | Node
 
@@ -26,33 +35,47 @@ class Ending:
         return bool(self.ranks and self.nodes)
 
 
-def blockers(place: Positions, node: Node, at: Mapping[Node, frozenset[int]], op: str) -> frozenset[int]:
-    """Ranks that those in *node* wait for: not there, or held up earlier."""
+@dataclass(frozen=True)
+class Blockers:
+    """Whom those in a call wait for."""
+
+    certain: frozenset[int]
+    """Not there according to their own dump, or held up in an earlier call."""
+    unknown: frozenset[int]
+    """Without a dump, or their ring has lost the place: they may be there or not."""
+
+    @property
+    def all(self) -> frozenset[int]:
+        return self.certain | self.unknown
+
+
+def blockers(place: Positions, node: Node, at: Mapping[Node, frozenset[int]], op: str) -> Blockers:
+    """Ranks that those in *node* wait for."""
     kind, group, first, _ = node
     if kind == "p2p":
         return _p2p_blockers(place, node, at)
     states = {rank: place.state(rank, group, first) for rank in place.members[group]}
     took_part = op in SYNCHRONISING and COMPLETED in states.values()
-    wanted = {ABSENT} if took_part else {ABSENT, NO_DUMP, EVICTED}
     there = at[node]
-    late = {rank for rank, state in states.items() if state in wanted}
-    held = {rank for rank, state in states.items() if state not in wanted | {COMPLETED, NO_DUMP, EVICTED}} - there
-    return frozenset(late | held)
+    late = {rank for rank, state in states.items() if state == ABSENT}
+    held = {rank for rank, state in states.items() if state == SCHEDULED} - there
+    unknown = {rank for rank, state in states.items() if state in (NO_DUMP, EVICTED)} if not took_part else set()
+    return Blockers(frozenset(late | held), frozenset(unknown))
 
 
-def _p2p_blockers(place: Positions, node: Node, at: Mapping[Node, frozenset[int]]) -> frozenset[int]:
+def _p2p_blockers(place: Positions, node: Node, at: Mapping[Node, frozenset[int]]) -> Blockers:
     _, group, source, target = node
     there = at[node]
     missing = {source, target} - there
     pair = (group, source, target)
-    if missing == {source} and place.sends.get(pair, 0) > 0 and source not in place.fronts:
-        return frozenset()
-    if missing == {target} and place.recvs.get(pair, 0) > 0 and target not in place.fronts:
-        return frozenset()
-    return frozenset(missing)
+    met = missing == {source} and place.sends.get(pair, 0) > 0 and source not in place.fronts
+    met = met or (missing == {target} and place.recvs.get(pair, 0) > 0 and target not in place.fronts)
+    if met:
+        return Blockers(frozenset(), frozenset())
+    return Blockers(frozenset(missing & place.dumps), frozenset(missing - place.dumps))
 
 
-def waits(place: Positions, fronts: Mapping[int, Node]) -> dict[Node, frozenset[int]]:
+def waits(place: Positions, fronts: Mapping[int, Node]) -> dict[Node, Blockers]:
     """For each call that somebody waits in, whom they wait for."""
     there: dict[Node, set[int]] = defaultdict(set)
     for rank, node in fronts.items():
@@ -60,6 +83,16 @@ def waits(place: Positions, fronts: Mapping[int, Node]) -> dict[Node, frozenset[
     at = {node: frozenset(ranks) for node, ranks in there.items()}
     ops = dict(zip(place.front_rows["rank"], place.front_rows["op"], strict=True))
     return {node: blockers(place, node, at, ops[min(ranks)]) for node, ranks in at.items()}
+
+
+def certain(blocking: Mapping[Node, Blockers]) -> dict[Node, frozenset[int]]:
+    """Only what dumps show."""
+    return {node: ranks.certain for node, ranks in blocking.items()}
+
+
+def possible(blocking: Mapping[Node, Blockers]) -> dict[Node, frozenset[int]]:
+    """With ranks of which nothing is known."""
+    return {node: ranks.all for node, ranks in blocking.items()}
 
 
 def endings(fronts: Mapping[int, Node], blocking: Mapping[Node, frozenset[int]]) -> list[Ending]:

@@ -8,10 +8,10 @@ import polars as pl
 
 from ddiag.analysis.hang import phases
 from ddiag.analysis.hang.cause import Hints
-from ddiag.analysis.hang.dumps import Verdict
 from ddiag.analysis.hang.logs import Told, Wait
 from ddiag.analysis.hang.phases import Context
 from ddiag.analysis.hang.positions import Positions
+from ddiag.analysis.hang.verdict import Verdict
 from ddiag.model.signals_incident import Events, Settings
 
 _DDP = re.compile(

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ddiag.analysis.hang.dumps import Verdict
+from ddiag.analysis.hang.verdict import Verdict
 from ddiag.analysis.hang.vote import IN_SIZED, OUT_SIZED, Mismatch, Signature, vote
 from ddiag.model.incident import Event
 from ddiag.model.signals_incident import Events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from ddiag.analysis.hang.dumps import Verdict
+from ddiag.analysis.hang.verdict import Verdict
 from ddiag.model.signals_incident import Events
 
 _COORDINATED = re.compile(r"distributed/checkpoint/|state_dict_saver|gather_object|async_checkpoint")

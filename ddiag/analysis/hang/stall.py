@@ -10,13 +10,14 @@ import polars as pl
 
 from ddiag.analysis.hang import phases
 from ddiag.analysis.hang.cause import cause_of
-from ddiag.analysis.hang.dumps import DUMPED, Verdict, conclude
+from ddiag.analysis.hang.dumps import DUMPED, conclude
 from ddiag.analysis.hang.hints import hints_of
 from ddiag.analysis.hang.logs import Told, conclude_logs, told
 from ddiag.analysis.hang.phases import Context, Doing, context
 from ddiag.analysis.hang.positions import Positions
 from ddiag.analysis.hang.setup import at_setup
 from ddiag.analysis.hang.stands import group_stands, wait_began_ns
+from ddiag.analysis.hang.verdict import Verdict
 from ddiag.analysis.hang.words import settle_with, why
 from ddiag.model.run import Run
 from ddiag.model.signals_incident import Deaths, Events, Settings, Stacks, Stall
@@ -53,7 +54,7 @@ def stall(
     world = frozenset(run.coverage.ranks_expected)
     log = told(lines, world, healthy_counts=_same_counts(run))
     around = context(events, stacks)
-    found, place, origin = _first_verdict(run, lines, log, around, world)
+    found, place, origin = _first_verdict(run, lines, log, around)
     if found is None:
         return None
     known = Known(lines, settings, around, log, place)
@@ -62,13 +63,11 @@ def stall(
     return _stall(found, known, origin)
 
 
-def _first_verdict(
-    run: Run, lines: Events, log: Told, around: Context, world: frozenset[int]
-) -> tuple[Verdict | None, Positions | None, str]:
+def _first_verdict(run: Run, lines: Events, log: Told, around: Context) -> tuple[Verdict | None, Positions | None, str]:
     flight, status = run.table("flight"), run.table("flight_status")
     dumped = status.filter(pl.col("origin").is_in(DUMPED))
     if not flight.is_empty() or not dumped.is_empty():
-        found, place = conclude(flight, dumped, world)
+        found, place = conclude(flight, dumped)
         if found.verdict != "running" or not log.waits:
             return found, place, "flight" if "flight" in dumped["origin"] or dumped.is_empty() else "ring"
     early = at_setup(lines)

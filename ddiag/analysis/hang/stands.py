@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ddiag.analysis.hang.dumps import Verdict
 from ddiag.analysis.hang.logs import Told
 from ddiag.analysis.hang.positions import SCHEDULED, Node, Positions
+from ddiag.analysis.hang.verdict import Verdict
 from ddiag.model.signals_incident import GroupStand
 
 MOST_GROUPS = 64

@@ -14,6 +14,8 @@ Signature: TypeAlias = tuple[str, int | None, str]
 IN_SIZED = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "gather", "barrier", "all_reduce_coalesced")
 OUT_SIZED = ("all_gather", "scatter")
 MOST_SHOWN = 4
+MOST_BEFORE = 32
+"""Calls that are looked back to tell what usually comes next."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,13 @@ def agreed_size() -> pl.Expr:
     )
 
 
-def mismatches(flight: pl.DataFrame, desc: Mapping[str, str]) -> list[Mismatch]:
-    """Every disagreement in *flight*: those that are still open first, then by sequence number within a group."""
-    calls = flight.filter(pl.col("call") == "coll").with_columns(agreed_size().alias("size"))
+def with_size(flight: pl.DataFrame) -> pl.DataFrame:
+    """Collectives of *flight* with the column ``size`` that members must agree on."""
+    return flight.filter(pl.col("call") == "coll").with_columns(agreed_size().alias("size"))
+
+
+def mismatches(calls: pl.DataFrame, desc: Mapping[str, str]) -> list[Mismatch]:
+    """The first disagreement of each group in *calls* (see :func:`with_size`): those still open first."""
     kinds = calls.group_by("group", "seq").agg(
         pl.col("op").n_unique().alias("ops"),
         pl.col("size").drop_nulls().n_unique().alias("sizes"),
@@ -88,41 +94,84 @@ def mismatches(flight: pl.DataFrame, desc: Mapping[str, str]) -> list[Mismatch]:
         return []
     odd = odd.sort("seq").unique("group", keep="first", maintain_order=True)
     odd = odd.sort(~pl.col("open"), "first_ns", "group")
-    rows = calls.join(odd.select("group", "seq"), on=["group", "seq"], how="semi")
     found = []
     for group, seq, is_open in odd.select("group", "seq", "open").iter_rows():
-        at = rows.filter((pl.col("group") == group) & (pl.col("seq") == seq))
-        signatures = {row[0]: (row[1], row[2], row[3] or "") for row in at.select(*_COLUMNS).iter_rows()}
-        siblings = _siblings(calls, group, seq, desc)
-        found.append(Mismatch(group, seq, vote(signatures, siblings), signatures, is_open))
+        signatures = signatures_at(calls, group, seq)
+        others = [*siblings_at(calls, group, seq, desc), *_followers(calls, group, seq)]
+        found.append(Mismatch(group, seq, vote(signatures, others), signatures, is_open))
     return found
 
 
-_COLUMNS = ("rank", "op", "size", "dtype")
+_COLUMNS = ("op", "size", "dtype")
 
 
-def _siblings(calls: pl.DataFrame, group: str, seq: int, desc: Mapping[str, str]) -> list[Signature]:
-    """What groups of the same description called at the same number: they decide a tie."""
+def signatures_at(calls: pl.DataFrame, group: str, seq: int) -> dict[int, Signature]:
+    """rank -> what it called there."""
+    at = calls.filter((pl.col("group") == group) & (pl.col("seq") == seq))
+    return {rank: (op, size, dtype or "") for rank, op, size, dtype in at.select("rank", *_COLUMNS).iter_rows()}
+
+
+def sibling_groups(group: str, desc: Mapping[str, str]) -> list[str]:
+    """Other groups of the same description: they do the same work in other places of the job."""
     word = desc.get(group, "")
-    same = [other for other, text in desc.items() if text == word and other != group]
-    if word in ("", "undefined", "default_pg") or not same:
+    if word in ("", "undefined", "default_pg"):
         return []
-    rows = calls.filter((pl.col("seq") == seq) & pl.col("group").is_in(same)).select("op", "size", "dtype")
+    return [other for other, text in desc.items() if text == word and other != group]
+
+
+def siblings_at(calls: pl.DataFrame, group: str, seq: int, desc: Mapping[str, str]) -> list[Signature]:
+    """What the sibling groups called at the same number: they decide a tie."""
+    same = sibling_groups(group, desc)
+    rows = calls.filter((pl.col("seq") == seq) & pl.col("group").is_in(same)).select(*_COLUMNS)
     return [(op, size, dtype or "") for op, size, dtype in rows.iter_rows()]
 
 
-def vote(signatures: Mapping[int, Signature], siblings: Iterable[Signature] = ()) -> tuple[int, ...]:
-    """Ranks that called something else than the majority; empty when there is none."""
+def _followers(calls: pl.DataFrame, group: str, seq: int) -> list[Signature]:
+    """What this group has called before after the calls before *seq*: training repeats itself.
+
+    The longest run of calls before it that has occurred earlier counts.
+    """
+    rows = calls.filter((pl.col("group") == group) & (pl.col("seq") < seq)).unique(["seq"], keep="first").sort("seq")
+    past = [(op, size, dtype or "") for op, size, dtype in rows.select(*_COLUMNS).iter_rows()]
+    for length in range(min(MOST_BEFORE, len(past) - 1), 0, -1):
+        before = past[-length:]
+        found = [past[end] for end in range(length, len(past)) if past[end - length : end] == before]
+        if found:
+            return found
+    return []
+
+
+def vote(signatures: Mapping[int, Signature], others: Iterable[Signature] = ()) -> tuple[int, ...]:
+    """Ranks that called something else than the majority; empty when there is none.
+
+    *others* (sibling groups, earlier steps) decide a tie when they know exactly one of its sides.
+    """
     counts = Counter(signatures.values())
     ranked = counts.most_common()
     if len(ranked) < 2:
         return ()
+    usual = ranked[0][0]
     if ranked[0][1] == ranked[1][1]:
-        others = Counter(siblings)
-        known = [signature for signature in counts if others[signature]]
+        seen = Counter(others)
+        known = [signature for signature in counts if seen[signature]]
         if len(known) != 1 or counts[known[0]] < ranked[0][1]:
             return ()
         usual = known[0]
-    else:
-        usual = ranked[0][0]
     return tuple(sorted(rank for rank, signature in signatures.items() if signature != usual))
+
+
+def unlike_siblings(calls: pl.DataFrame, group: str, seq: int, desc: Mapping[str, str]) -> Mismatch | None:
+    """All members seen agree, but every sibling group called something else there, and this call is new here."""
+    signatures = signatures_at(calls, group, seq)
+    theirs = siblings_at(calls, group, seq, desc)
+    if len(set(signatures.values())) != 1 or len(set(theirs)) != 1:
+        return None
+    ours = next(iter(signatures.values()))
+    if ours == theirs[0]:
+        return None
+    op, size, dtype = ours
+    earlier = calls.filter((pl.col("group") == group) & (pl.col("seq") < seq) & (pl.col("op") == op))
+    seen = earlier.filter(pl.col("size").eq_missing(size) & pl.col("dtype").eq_missing(dtype or None))
+    if not seen.is_empty() or earlier.is_empty():
+        return None
+    return Mismatch(group, seq, tuple(sorted(signatures)), {**signatures, -1: theirs[0]}, open=True)

@@ -1,0 +1,1 @@
+"""Jobs that hang, played until nothing moves, and the Flight Recorder dumps their ranks would leave."""
