@@ -177,7 +177,7 @@ def _joined(text: str, later: str) -> str:
 
 def _summary(device: int, line: Line) -> Iterator[Event]:
     fields: dict[str, Value] = {"device": device}
-    for later in line.following(_SUMMARY_LINES):
+    for later in line.own(_SUMMARY_LINES):
         if counts := _SUMMARY_COUNTS.search(later.text):
             fields |= {"ooms": int(counts[1]), "retries": int(counts[2])}
         elif row := _SUMMARY_ROW.search(later.text):

@@ -151,7 +151,7 @@ def _summary(line: Line) -> Iterator[Seen]:
     if not _SUMMARY.search(line.text):
         return
     straggler, op, strange = "straggler" in line.text, "", 0
-    for later in line.following(_SUMMARY_ROWS):
+    for later in line.own(_SUMMARY_ROWS):
         if row := _ROW.search(later.text):
             strange = 0
             yield _summary_event(op, row, straggler=straggler, source=later)

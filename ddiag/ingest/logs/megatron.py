@@ -88,14 +88,14 @@ def _iteration(step: int, rest: str) -> Iterator[Seen]:
 def _timers(line: Line) -> Iterator[Seen]:
     """The indented lines below a timer header: least and largest, largest only, or one line per rank."""
     if _TIMERS.search(line.text):
-        for later in line.following(_TIMER_LINES):
+        for later in line.own(_TIMER_LINES):
             if (found := _TIMER.search(later.text)) is None:
                 return
             yield Event(
                 "megatron.timer", {"timer": found[1].strip(), "min_ms": float(found[2]), "max_ms": float(found[3])}
             )
     elif _MAX_TIMERS.search(line.text):
-        for later in line.following(_TIMER_LINES):
+        for later in line.own(_TIMER_LINES):
             if (found := _MAX_TIMER.search(later.text)) is None:
                 return
             yield Event("megatron.timer", {"timer": found[1].strip(), "max_ms": float(found[2])})
@@ -105,7 +105,7 @@ def _timers(line: Line) -> Iterator[Seen]:
 
 def _timers_of_ranks(line: Line) -> Iterator[Seen]:
     name, times = "", {}
-    for later in line.following(200 * _TIMER_LINES):
+    for later in line.own(200 * _TIMER_LINES):
         if found := _RANK_TIME.search(later.text):
             times[found[1]] = float(found[2])
             continue
@@ -139,7 +139,7 @@ def _order(found: re.Match[str]) -> Event:
 
 
 def _arguments(line: Line) -> Iterator[Setting]:
-    for later in line.following(_MOST_ARGUMENTS):
+    for later in line.own(_MOST_ARGUMENTS):
         if "end of arguments" in later.text:
             return
         if found := _ARGUMENT.search(later.text):

@@ -50,7 +50,7 @@ class PrintedSettings:
         """The object that begins in *line*, up to where its brackets close."""
         parts, depth = [first], _depth(first)
         if depth > 0:
-            for later in line.following(_MOST_LINES):
+            for later in line.own(_MOST_LINES):
                 parts.append(later.text)
                 self._read_to = later.number
                 depth += _depth(later.text)
@@ -62,7 +62,7 @@ class PrintedSettings:
 
     def _yaml(self, line: Line) -> Iterator[Seen]:
         lines = [line.text]
-        for later in line.following(_MOST_LINES):
+        for later in line.own(_MOST_LINES):
             if not re.match(r"^\s*(?:[\w.\-]+:(?:\s.*)?|- .*)$", later.text):
                 break
             lines.append(later.text)
@@ -70,7 +70,7 @@ class PrintedSettings:
         yield from _settings(yaml_mapping(lines))
 
     def _arguments(self, line: Line) -> Iterator[Seen]:
-        for later in line.following(_MOST_LINES):
+        for later in line.own(_MOST_LINES):
             found = _ARGUMENT.search(later.text)
             if found is None:
                 return

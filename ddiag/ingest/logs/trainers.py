@@ -68,10 +68,13 @@ class Trainers:
     """Step lines and remarks."""
 
     needles: tuple[str, ...] = (
-        "'loss':", "'train_runtime':", "loss:", "timing_s/", "timing/", "global_seqlen/", "_time", "step time",
-        "tokens", "seqlen", "_per_rank", "expert", "skip", "Skip", "SKIP", "NaN", "nan", "Nan", "inf", "finite",
-        "[GC]", " gc ", "GC ", "synchronizing CUDA", "find_unused_parameters=True", "FullyShardedDataParallel(",
-        "FSDP", "Loading checkpoint shards", "parameters", "trainable", "fwd_bwd", "sum_s",
+        "'loss':", "'train_runtime':", "  loss:", "timing_s/", "timing/", "global_seqlen/", "step_time", "iter_time",
+        "time_per_step", "step time", "batch_time", "data_time", "dataloader_time", "load_time", "input_time",
+        "fwd_bwd", "compute_time", "forward_backward_time", "log_time", "logging_time", "tokens", "sum_sq", "sum_s2",
+        "seqlen", "per_rank", "by_rank", "per rank", "per_expert", "expert_load", "expert load", "expert_count",
+        "expert count", "skip", "Skip", "SKIP", "[GC]", " gc ", "synchronizing CUDA", "find_unused_parameters=True",
+        "FullyShardedDataParallel(", "Loading checkpoint shards", "trainable params", "Number of trainable",
+        "total parameters", "loss is nan", "loss is NaN", "loss is inf", "etected nan", "etected NaN", "on-finite",
     )  # fmt: skip
 
     def __init__(self) -> None:
