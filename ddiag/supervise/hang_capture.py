@@ -182,5 +182,5 @@ def _for_native(ranks: Sequence[LocalRank], wanted: Wanted, taken: Mapping[int, 
 def _told(python: stacks.Taken | None, native: stacks.Taken | None) -> dict[str, Any]:
     if python is None:
         return {"stacks": [], "stacks_by": "", "no_stacks": "the process is gone"}
-    main = [one for one in native.stacks if one["thread"] == "MainThread"] if native is not None else []
+    main = [one for one in native.stacks if one["thread"] == stacks.MAIN] if native is not None else []
     return {"stacks": [*python.stacks, *main], "stacks_by": python.by, "no_stacks": python.why_not}

@@ -23,6 +23,7 @@ from ddiag.supervise.environment import PACKAGE
 from ddiag.supervise.proc import read_text
 
 PROGRAM = "py-spy"
+MAIN = "MainThread"
 _LIMIT_S, _NATIVE_LIMIT_S = 10.0, 20.0
 _MOST_THREADS, _MOST_FRAMES = 24, 60
 _OURS = f"{PACKAGE}{os.sep}capture{os.sep}"
@@ -75,14 +76,14 @@ def _dump(pid: int, option: str, *, limit_s: float) -> Taken:
     except ValueError:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         return Taken(by=PROGRAM, why_not=f"py-spy: {said[-1].strip() if said else f'exit code {done.returncode}'}")
-    return Taken(tuple(_spied(thread) for thread in threads[:_MOST_THREADS]), PROGRAM)
+    return Taken(tuple(_spied(thread, pid) for thread in threads[:_MOST_THREADS]), PROGRAM)
 
 
-def _spied(thread: dict[str, Any]) -> dict[str, Any]:
+def _spied(thread: dict[str, Any], pid: int) -> dict[str, Any]:
     frames = [one for one in thread["frames"] if not one["filename"].startswith(_OURS)]
     native = any(_is_native(one) for one in frames)
     return {
-        "thread": thread.get("thread_name") or str(thread.get("os_thread_id") or ""),
+        "thread": MAIN if thread.get("os_thread_id") == pid else thread.get("thread_name") or "",
         "tid": thread.get("os_thread_id"),
         "state": _thread_state(thread),
         "kind": "native" if native else "python",
@@ -161,10 +162,10 @@ def parse_faulthandler(text: str) -> list[dict[str, Any]]:
         elif frame is not None and found and not frame["file"].startswith(_OURS):
             found[-1]["frames"].append(f"{frame['name']} ({frame['file']}:{frame['line']})")
     if found:
-        found[-1]["thread"] = "MainThread"
+        found[-1]["thread"] = MAIN
     return found[-_MOST_THREADS:]
 
 
 def main_stack(stacks: tuple[dict[str, Any], ...]) -> tuple[str, ...]:
     """Frames of the main thread; empty when it is not among *stacks*."""
-    return next((tuple(one["frames"]) for one in stacks if one["thread"] == "MainThread"), ())
+    return next((tuple(one["frames"]) for one in stacks if one["thread"] == MAIN), ())
