@@ -16,6 +16,8 @@ PASTED = re.compile(rb"(?<![\w\]])\[(?:[0-9]|[349][0-7]|10[0-7]|[1-9];[0-9;]+)m|
 """Colour codes whose escape character was lost in copying: ``[36m(Worker pid=1)[0m``."""
 
 _ROLE = re.compile(r"\[([A-Za-z_][A-Za-z_-]*?)(\d+)\]:[ \t]?")
+_INSIDE = re.compile(r"\[rank(\d+)\]:(?=\s?\[[VIWEF])")
+"""c10's own label, behind a progress bar without a line end."""
 _MPI = re.compile(r"\[(?:[\w.@-]+[,@])?\d+,(\d+)\]<std\w+>:[ \t]?")
 _RAY = re.compile(r"\((?:(?P<actor>[\w.:<>-]+) )?\(?(?:\w+ )?pid=(?P<pid>\d+)\)?(?:, ?ip=(?P<ip>[\w.:-]+))?\)[ \t]?")
 _SHIPPER = re.compile(
@@ -90,6 +92,8 @@ def opened(raw: str, labels: Labels) -> Envelope:
             stamp = stamp_of(raw[at:end])
         at = end
     rank, local_rank, task = known.get("rank"), known.get("local_rank"), known.get("task")
+    if rank is None and "[rank" in raw and (inside := _INSIDE.search(raw, at)):
+        rank = int(inside[1])
     if rank is None and task is not None and labels.tasks_are_ranks:
         rank = task
     return Envelope(raw[at:], rank, local_rank, known.get("host"), known.get("pid"), task, stamp)  # type: ignore[arg-type]

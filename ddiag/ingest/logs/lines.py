@@ -32,6 +32,8 @@ class Chunk:
     offered: int
     """How many of the lines are this chunk's own; the rest come again in the next."""
     labels: Labels
+    final: bool = False
+    """Nothing comes after it."""
 
     def index_of(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Which line each position is in."""
@@ -79,7 +81,7 @@ def chunks(read: Callable[[int], bytes]) -> Iterator[Chunk]:
         newlines = np.frombuffer(data + b"\n", np.uint8)[ends] == 10
         numbers = counted + 1 + np.concatenate(([0], np.cumsum(newlines[:-1]))).astype(np.int64)
         if offered:
-            yield Chunk(data, ends, numbers, offered, labels)
+            yield Chunk(data, ends, numbers, offered, labels, not more)
             counted = int(numbers[offered - 1]) - int(not newlines[offered - 1])
             carried = data[int(ends[offered - 1]) + 1 :]
         if not more:

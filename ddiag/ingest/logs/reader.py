@@ -25,8 +25,8 @@ BATCH = 50_000
 """Records held as objects before they become columns."""
 MOST_OF_A_KIND = 50_000
 """Events of one kind that one file may give; more of them say nothing new."""
-SPARSE_FIRST, SPARSE_LAST = 64, 1024
-"""Lines of a chunk offered to a sparse parser."""
+SPARSE_FIRST, SPARSE_LAST, SPARSE_FINAL = 16, 128, 4096
+"""Lines of a chunk offered to a sparse parser: its first and last ones, and more of the file's end."""
 
 
 def read(source: Source, text: PlainText) -> Clues:
@@ -102,17 +102,18 @@ class _Readers:
             mine = lines[which == needle]
             mine = mine[mine < chunk.offered]
             keys += [mine * len(self.parsers) + owner for owner in self._owner[needle]]
-        for key in self._thinned(np.unique(np.concatenate(keys))).tolist():
+        last = SPARSE_FINAL if chunk.final else SPARSE_LAST
+        for key in self._thinned(np.unique(np.concatenate(keys)), last).tolist():
             yield divmod(key, len(self.parsers))
 
-    def _thinned(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if keys.size <= SPARSE_FIRST + SPARSE_LAST or not any(self.sparse):
+    def _thinned(self, keys: npt.NDArray[np.int64], last: int) -> npt.NDArray[np.int64]:
+        if keys.size <= SPARSE_FIRST + last or not any(self.sparse):
             return keys
         owner = keys % len(self.parsers)
         kept = np.ones(keys.size, np.bool_)
         for index in np.flatnonzero(self.sparse).tolist():
             mine = np.flatnonzero(owner == index)
-            kept[mine[SPARSE_FIRST:-SPARSE_LAST]] = False
+            kept[mine[SPARSE_FIRST:-last]] = False
         return keys[kept]
 
 
@@ -147,6 +148,8 @@ def _placed(record: Seen, line: Line, label: str) -> Seen:
         hints |= {"ts_ns": line.ts_ns, "clock": line.clock}
     if line.number:
         hints["source"] = f"{label}:{line.number}"
+    elif record.source.startswith((":", "line ")):
+        record = dataclasses.replace(record, source=f"{label}:{record.source.lstrip(':line ')}")
     elif not record.source:
         hints["source"] = label
     missing = {

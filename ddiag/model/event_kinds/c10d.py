@@ -20,6 +20,8 @@ C10D = {
     "gloo.peer_closed": "a gloo connection was closed or reset by the peer: peer (address)",
     "gloo.connect_failed": "gloo's full mesh could not be connected: peer, error",
     "store.connect_timeout": "a client could not reach the store: address, port, timeout_ms",
+    "store.connect_retry": "a client could not reach the store yet and tries again: address, port, error",
+    "store.lost": "the store's server went away: a victim's line",
     "store.wait_timeout": "a key never came: key, timeout_ms",
     "store.port_in_use": "the store's port is taken: port",
     "launcher.child_failed": "the launcher's report of one failed worker: rank, local_rank, host, pid, exitcode, "
@@ -30,6 +32,8 @@ C10D = {
     "launcher.rendezvous_failed": "rendezvous did not complete: error",
     "python.exception": "an uncaught exception: type, message, frames (list, innermost first), caused_by",
     "python.fatal": "the interpreter died (faulthandler, segfault): reason",
+    "log.kernel_warning": "accelerate warns of a kernel below 5.5: version",
+    "log.stale_lock": "a lock file of another (or an earlier) process is in the way",
     "log.progress": "the last sign of life of a rank's loop: step, epoch, total, what (train, eval, tokenizer, save …)",
     "log.phase": "a rank says what it does: phase (checkpoint_save, checkpoint_load, evaluate, tokenize, compile, "
     "generate, weight_sync …), begin (bool)",
