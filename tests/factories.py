@@ -39,10 +39,10 @@ from tests.factory_time import EPOCH_NS, Given, Shape, budget_table
 __all__ = ["EPOCH_NS", "GIB", "MIB", "budget_table", "make_signals", "make_view"]
 
 SNAKE = {"".join("_" + c.lower() if c.isupper() else c for c in f.__name__).lstrip("_"): f for f in FAMILIES}
-DISTRIBUTED = {"collectives", "late_ranks", "grad_buckets", "shard_units", "links"}
+DISTRIBUTED = {"unused_search", "collectives", "late_ranks", "grad_buckets", "shard_units", "links"}
 """Families a job of one rank does not have."""
 HOST_ONLY = {"job_facts", "step_budget", "input_wait", "collectives", "late_ranks", "grad_buckets", "optimizer_step"}
-HOST_ONLY |= {"python_overhead", "attention", "host_load", "exits"}
+HOST_ONLY |= {"python_overhead", "attention", "host_load", "exits", "unused_search"}
 """Families a trace without device activity may have."""
 
 

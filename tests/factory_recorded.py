@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from ddiag.model.recorded import EXITS
-from ddiag.model.signals_recorded import Exits
+from ddiag.model.signals_recorded import DeviceHealth, Exits, PinnedMemory, UnusedSearch
 from tests.factory_time import EPOCH_NS, Given, Shape
 
 SECOND_NS = 1_000_000_000
@@ -32,3 +32,39 @@ def _end(rank: int, given: dict[str, Any]) -> dict[str, Any]:
         "last_ns": EPOCH_NS,
     }
     return {**usual, **given}
+
+
+def device_health(shape: Shape, given: Given) -> DeviceHealth:
+    """Every device at its best. Shorthand ``devices``: {rank: columns of its row}."""
+    devices: dict[int, dict[str, Any]] = given.pop("devices", {})
+    usual = {
+        "samples": 60, "thermal_share": 0.0, "brake_share": 0.0, "sm_mhz": 1950.0, "max_sm_mhz": 1980,
+        "pcie_width": 16.0, "pcie_gen": 5.0, "max_pcie_width": 16, "max_pcie_gen": 5, "name": "NVIDIA H100 80GB HBM3",
+    }  # fmt: skip
+    rows = [
+        {"host": f"node{rank // 4}", "device": rank % 4, "ranks": [rank], **usual, **devices.get(rank, {})}
+        for rank in shape.ranks
+    ]
+    return DeviceHealth(**{"table": pl.DataFrame(rows), "seconds": 60.0, **given})
+
+
+def pinned_memory(shape: Shape, given: Given) -> PinnedMemory:
+    """A pool that stays as it is. Shorthand ``grows``: {rank: bytes per step}."""
+    grows: dict[int, float] = given.pop("grows", {})
+    rows = [
+        {
+            "rank": rank,
+            "last_bytes": 1 << 30,
+            "growth_bytes_per_step": float(grows.get(rank, 0.0)),
+            "rising": 0.9 if rank in grows else 0.0,
+            "looks": 50,
+            "steps": 2500,
+        }
+        for rank in shape.ranks
+    ]
+    return PinnedMemory(**{"table": pl.DataFrame(rows), "free_bytes": float(1 << 38), **given})
+
+
+def unused_search(shape: Shape, given: Given) -> UnusedSearch:
+    """A search that finds something now and then, so that it is needed."""
+    return UnusedSearch(**{"looks": 40, "ever_unused": True, "modules": (0,), "ranks": shape.ranks, **given})

@@ -307,13 +307,14 @@ def late_ranks(shape: Shape, given: Given) -> LateRanks:
 
 
 def host_load(shape: Shape, given: Given) -> HostLoad:
-    """Shorthands: any column of the one row, e.g. ``runnable_per_cpu``."""
+    """Shorthands: any column of the one row, e.g. ``runnable_per_cpu``; ``cpu_ms`` by rank."""
     row = {
         "host": "node0", "cpus": 128, "runnable_per_cpu": 0.3, "busy_share": 0.3, "waiting_share": 0.02,
         "job_share": 0.28, "steal_share": 0.0, "throttled_share": 0.0,
     }  # fmt: skip
     table = pl.DataFrame([row | {name: given.pop(name) for name in row if name in given}])
-    return HostLoad(**{"table": table, "seconds": shape.steps * shape.step_ms / 1e3, **given})
+    cpu_ms = dict.fromkeys(shape.ranks, 0.9 * shape.step_ms) | given.pop("cpu_ms", {})
+    return HostLoad(**{"table": table, "seconds": shape.steps * shape.step_ms / 1e3, "cpu_ms": cpu_ms, **given})
 
 
 def python_overhead(given: Given) -> PythonOverhead:

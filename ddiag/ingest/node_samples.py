@@ -40,6 +40,8 @@ class NodeSamples:
     """The fact about its devices."""
     xids: list[tuple[int, int, int]] = field(default_factory=list)
     """(Unix ns, device, code)."""
+    users: dict[int, set[int]] = field(default_factory=dict)
+    """By device: pids that were seen to use it."""
     exits: dict[int, Exit] = field(default_factory=dict)
     """By pid: ends of training processes."""
     unreadable: int = 0
@@ -70,6 +72,10 @@ def _take(found: NodeSamples, sample: Mapping[str, Any]) -> None:
         found.devices = sample
     elif kind == "xid":
         found.xids.append((at, int(sample.get("device", -1)), int(sample.get("xid", -1))))
+    elif kind == "device_processes":
+        pids = sample.get("pids")
+        users = found.users.setdefault(int(sample.get("device", -1)), set())
+        users |= {pid for pid in pids if isinstance(pid, int)} if isinstance(pids, list) else set()
     elif kind == "exit":
         _ended(found, sample)
     elif kind == "sample":

@@ -12,7 +12,7 @@ from ddiag.ingest.facts import Group
 MAX_VALUE_CHARACTERS = 2000
 _NOT_SETTINGS = (
     *("group", "group_destroyed", "activated", "fsdp_unit", "device_memory", "hook_missing", "ddp_buckets"),
-    "exception",
+    *("exception", "ddp_unused"),
 )
 """Facts of single things or moments."""
 _NOISE = ("t", "kind")
@@ -32,6 +32,10 @@ class ProcessFacts:
     tier: Mapping[str, Any] = field(default_factory=dict)
     exception: Mapping[str, Any] = field(default_factory=dict)
     """What ended the process, when nobody caught it: type, message, where."""
+    pinned: list[tuple[int, int]] = field(default_factory=list)
+    """(monotonic ns, bytes) of page-locked host memory."""
+    unused: list[tuple[int, int, int]] = field(default_factory=list)
+    """(DDP module, looks so far, bytes) that its search for unused parameters found."""
     unwatched: list[str] = field(default_factory=list)
     """What a hook looked for and did not find in this version of its framework."""
     unreadable: int = 0
@@ -83,6 +87,11 @@ def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
         found.tier = fact
     if kind == "exception":
         found.exception = fact
+    if kind == "device_memory" and isinstance(fact.get("mono_ns"), int) and isinstance(fact.get("pinned_bytes"), int):
+        found.pinned.append((fact["mono_ns"], fact["pinned_bytes"]))
+    if kind == "ddp_unused":
+        told = [fact.get(name) for name in ("index", "looks", "bytes")]
+        found.unused += [(told[0], told[1], told[2])] if all(isinstance(one, int) for one in told) else []
     if kind == "fsdp_unit" and fact.get("api"):
         found.settings["fsdp.api"] = str(fact["api"])
     if kind == "hook_missing":

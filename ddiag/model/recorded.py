@@ -86,3 +86,40 @@ EXITS = Table(
         Column("where", pl.String, "", "file:line in function that raised it, innermost of the user's own"),
     ),
 )
+DEVICES = Table(
+    "devices",
+    "Devices of the hosts as the driver describes them; what it tells over time is in counters (device0.sm_mhz …).",
+    (
+        Column("host", pl.String, "", "where it is"),
+        Column("device", pl.Int32, "", "index, as in nvidia-smi"),
+        Column("name", pl.String, "", "product"),
+        Column("bus_id", pl.String, "", "0000:3b:00.0"),
+        Column("ranks", pl.List(pl.Int32), "", "whose processes were seen on it; empty when none could be told"),
+        Column("max_pcie_gen", pl.Int32, "", "best generation of its link to the host"),
+        Column("max_pcie_width", pl.Int32, "lanes", "most lanes of its link to the host"),
+        Column("max_sm_mhz", pl.Int32, "MHz", "highest clock of its multiprocessors"),
+        Column("power_limit_w", pl.Float64, "W", "enforced power limit"),
+    ),
+)
+PINNED = Table(
+    "pinned_memory",
+    "Page-locked host memory of torch's pool, told every ten seconds of training on a device.",
+    (
+        RANK,
+        Column("ts_ns", pl.Int64, "ns", "when"),
+        Column("step", pl.Int64, "", "the last step that had ended by then"),
+        Column("pinned_bytes", pl.Int64, "bytes", "in the pool"),
+    ),
+)
+DDP_UNUSED = Table(
+    "ddp_unused",
+    "What DDP's search for unused parameters found (find_unused_parameters=True), told when it changes.",
+    (
+        RANK,
+        Column("module", pl.Int32, "", "number of the DDP module in its process"),
+        Column("looks", pl.Int64, "", "iterations looked at so far"),
+        Column("unused_bytes", pl.Int64, "bytes", "parameters without gradient in that iteration; 0: all were used"),
+    ),
+)
+RECORDED_TABLES = (EXITS, DEVICES, PINNED, DDP_UNUSED)
+"""Beside phases and step summaries."""

@@ -425,6 +425,8 @@ class HostLoad:
     """host, cpus, runnable_per_cpu (threads that want to run), busy_share, waiting_share (of the time, somebody waited
     for a CPU), job_share (CPU time of the job's ranks and loaders), steal_share, throttled_share; 0–1, null unknown."""
     seconds: float
+    cpu_ms: Mapping[int, float] = field(default_factory=dict)
+    """CPU time per step of each rank's own process, where it was sampled."""
 
 
 FAMILIES: tuple[type, ...] = (

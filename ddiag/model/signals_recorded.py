@@ -22,4 +22,38 @@ class Exits:
     """Ranks of the world of which nothing was recorded."""
 
 
-RECORDED_FAMILIES: tuple[type, ...] = (Exits,)
+@dataclass(frozen=True)
+class DeviceHealth:
+    """What the driver said of the devices while the judged steps ran and the devices were busy."""
+
+    table: pl.DataFrame
+    """host, device, name, ranks (seen on it), samples (of the busy device), and of those: thermal_share (clock lowered
+    for heat), brake_share (by the power supply or another hardware signal), sm_mhz (median), max_sm_mhz, pcie_width and
+    pcie_gen (the best seen), max_pcie_width, max_pcie_gen; null where the driver does not tell."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PinnedMemory:
+    """Page-locked host memory of torch's pool over the run."""
+
+    table: pl.DataFrame
+    """rank, last_bytes, growth_bytes_per_step (slope after warm-up), rising (share of the looks that saw more than the
+    one before), looks, steps (from the first look to the last)."""
+    free_bytes: float | None
+    """Host memory that was free at last; None unknown, or with several hosts."""
+
+
+@dataclass(frozen=True)
+class UnusedSearch:
+    """DDP modules that search for unused parameters."""
+
+    looks: int
+    """Iterations in which the result was looked at, of the module with the fewest."""
+    ever_unused: bool
+    """Some parameter was unused in some of them."""
+    modules: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+RECORDED_FAMILIES: tuple[type, ...] = (Exits, DeviceHealth, PinnedMemory, UnusedSearch)

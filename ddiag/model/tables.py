@@ -13,7 +13,7 @@ import polars as pl
 
 from ddiag.model.columns import CORRELATION, END, RANK, START, TID, Column, Name, Table
 from ddiag.model.incident import INCIDENT_TABLES
-from ddiag.model.recorded import EXITS, PHASES, STEP_SUMMARIES
+from ddiag.model.recorded import PHASES, RECORDED_TABLES, STEP_SUMMARIES
 
 __all__ = ["TABLES", "Column", "Name", "Table"]
 
@@ -190,7 +190,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             STEPS,
             PHASES,
             STEP_SUMMARIES,
-            EXITS,
+            *RECORDED_TABLES,
             OPS,
             LAUNCHES,
             KERNELS,

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from ddiag.model.signals import JobFacts, LateRanks, Signals, StepBudget
+from ddiag.model.signals import HostLoad, JobFacts, LateRanks, Signals, StepBudget
 from ddiag.rulekit.cost import severity_for, step_cost
-from ddiag.rulekit.finding import Confidence, Cost, Culprits, Evidence, Finding, Severity
+from ddiag.rulekit.finding import Abstain, Confidence, Cost, Culprits, Evidence, Finding, Severity
 from ddiag.rulekit.rule import View
 
 
@@ -110,6 +110,18 @@ class LateLimits:
     """Waiting this rank causes / step for a finding (jitter between healthy ranks stays below)."""
     critical_share: float = 0.25
     """From here the rank is the first thing to fix."""
+    contended_runnable: float = 1.2
+    """Threads that want to run per CPU from which ranks that compute on CPUs may be late for want of one …"""
+    contended_waiting: float = 0.2
+    """… or the part of the time in which somebody waited for a CPU."""
+    own_work: float = 0.5
+    """Part of a rank's longer computing that must show as CPU time of its own where CPUs are contended."""
+
+
+ALONE = (
+    "ddiag run on hosts that nobody else uses, with a CPU for every busy thread of the job (OMP_NUM_THREADS, "
+    "num_workers, --numa-binding)"
+)
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,8 @@ class LateStory:
     verify: str
     why: str
     doubt: str
+    like_starving: bool = False
+    """A rank that waits for a CPU gives the same picture; the rule has :class:`HostLoad` among its signals."""
 
 
 def several_ranks(signals: Signals) -> bool:
@@ -134,11 +148,28 @@ def several_ranks(signals: Signals) -> bool:
     return facts is not None and len(facts.ranks) > 1
 
 
-def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterator[Finding]:
+def contended(facts: JobFacts, load: HostLoad | None, *, runnable: float, waiting: float) -> str:
+    """How a job that computes on CPUs has to share them, in words; empty where it does not or nobody knows."""
+    if load is None or facts.device_kind != "cpu":
+        return ""
+    worst = load.table.sort("runnable_per_cpu", descending=True).row(0, named=True)
+    if worst["runnable_per_cpu"] < runnable and (worst["waiting_share"] or 0.0) < waiting:
+        return ""
+    waited = (
+        "" if worst["waiting_share"] is None else f", somebody waits for one {worst['waiting_share']:.0%} of the time"
+    )
+    return f"{worst['runnable_per_cpu']:.1f} threads want to run per CPU{waited}"
+
+
+def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterator[Finding | Abstain]:
     """The finding that one rank is late for the story's reason, if one is."""
     facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
     found = late_rank(facts, budget, late, warning=limits.wait_share, critical=limits.critical_share)
     if found is None or found.cause != story.cause:
+        return
+    starving = _starving(facts, signals.get(HostLoad), found, limits) if story.like_starving else ""
+    if starving:
+        yield Abstain(f"rank {found.rank} arrives last, but {starving}", ALONE)
         return
     own = (difference(found.row, column, label) for column, label in story.compare)
     yield Finding(
@@ -155,3 +186,18 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
         why=story.why,
         doubt=f"{late.note}; {story.doubt}" if late.note else story.doubt,
     )
+
+
+def _starving(facts: JobFacts, load: HostLoad | None, found: LateRank, limits: LateLimits) -> str:
+    """Why this rank may be late for want of a CPU rather than by its own work; empty when it may not."""
+    crowd = contended(facts, load, runnable=limits.contended_runnable, waiting=limits.contended_waiting)
+    if not crowd or load is None:
+        return ""
+    peers = sorted(ms for rank, ms in load.cpu_ms.items() if rank != found.rank)
+    if found.rank not in load.cpu_ms or not peers:
+        return f"its CPU time is not known, and {crowd}"
+    more_ms = load.cpu_ms[found.rank] - peers[len(peers) // 2]
+    longer_ms = max(float(found.row["compute_ms"] or 0.0), 0.0) or found.ms_per_step
+    if more_ms >= limits.own_work * longer_ms:
+        return ""
+    return f"uses only {max(more_ms, 0.0):.1f} ms more CPU time per step for {longer_ms:.1f} ms more, and {crowd}"

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import JobFacts, LateRanks, StepBudget
+from ddiag.model.signals import HostLoad, JobFacts, LateRanks, StepBudget
 from ddiag.rulekit import Abstain, Finding, Rule, View
 from ddiag.rulekit.skew import LateLimits, LateStory, late_findings, several_ranks
 
@@ -29,6 +29,7 @@ RULE = Rule(
     id="DD501",
     root_cause="RC-44",
     needs=(JobFacts, StepBudget, LateRanks),
+    optional=(HostLoad,),
     capture="profile all ranks over the same 5+ steps (torch.profiler on every rank, same schedule)",
     symptom="all GPUs show 100 % utilisation, all-reduce takes long on all ranks but one",
     evidence="one rank last in most collectives, with more compute per step than its peers",
@@ -60,6 +61,7 @@ STORY = LateStory(
     "compute is longer",
     doubt="if the extra compute follows the host when ranks are swapped, the device is slower, not the work "
     "larger (DD505)",
+    like_starving=True,
 )
 
 

@@ -9,7 +9,8 @@ allocator) look alike.
 Each step takes as long as its slowest rank; the loss grows with the number of ranks.
 
 ## Diagnosis
-Waiting share of the step, and blame spread over ranks without a significant leader.
+Waiting share of the step, and blame spread over ranks without a significant leader. Where ranks compute on CPUs that
+they have to share, the scheduler alone does this, and nothing is said.
 
 ## Mitigation
 Balance work per global batch, by tokens and by squared length.
@@ -20,16 +21,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import JobFacts, LateRanks, PythonOverhead, StepBudget
+from ddiag.model.signals import HostLoad, JobFacts, LateRanks, PythonOverhead, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Evidence, Finding, Rule, View
 from ddiag.rulekit.cost import severity_for, step_cost
-from ddiag.rulekit.skew import several_ranks
+from ddiag.rulekit.skew import ALONE, contended, several_ranks
 
 RULE = Rule(
     id="DD504",
     root_cause="RC-57",
     needs=(JobFacts, StepBudget, LateRanks),
-    optional=(PythonOverhead,),
+    optional=(PythonOverhead, HostLoad),
     capture="profile all ranks over the same 10+ steps (torch.profiler on every rank, same schedule)",
     symptom="step time varies a lot and a different rank is slow each step",
     evidence="much waiting, but blame spread over ranks without a significant leader",
@@ -46,6 +47,10 @@ class Limits:
     """From here it is the first thing to fix."""
     steps: int = 3
     """With fewer steps rotation cannot be told from chance."""
+    contended_runnable: float = 1.2
+    """Threads that want to run per CPU from which the scheduler makes ranks late that compute on CPUs …"""
+    contended_waiting: float = 0.2
+    """… or the part of the time in which somebody waited for a CPU."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
@@ -54,6 +59,16 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if budget.n_steps < limits.steps:
         yield Abstain(f"only {budget.n_steps} steady step(s): rotation cannot be told from chance", RULE.capture)
+        return
+    crowd = contended(
+        facts, signals.get(HostLoad), runnable=limits.contended_runnable, waiting=limits.contended_waiting
+    )
+    if crowd:
+        yield Abstain(
+            f"ranks wait {late.wait_share:.0%} of the step for a changing late rank, as when CPUs are short: "
+            f"{crowd}",
+            ALONE,
+        )
         return
     worst = late.table.sort("blame_share", descending=True).row(0, named=True)
     python = signals.get(PythonOverhead)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals import JobFacts, LateRanks, StepBudget
+from ddiag.model.signals import HostLoad, JobFacts, LateRanks, StepBudget
 from ddiag.rulekit import Abstain, Finding, Rule, View
 from ddiag.rulekit.skew import LateLimits, LateStory, late_findings, several_ranks
 
@@ -27,6 +27,7 @@ RULE = Rule(
     id="DD506",
     root_cause="RC-44",
     needs=(JobFacts, StepBudget, LateRanks),
+    optional=(HostLoad,),
     capture="profile all ranks over the same 5+ steps (torch.profiler on every rank, same schedule)",
     symptom="long collectives on all ranks but one",
     evidence="one rank last in most collectives; no difference in compute, input or host time explains it",
@@ -54,6 +55,7 @@ STORY = LateStory(
     verify="`ddiag analyze NEW_TRACES` names the reason, or shows waiting spread evenly over ranks",
     why="its collectives are the shortest of all ranks, which only the last to arrive can have",
     doubt="with one or two steps recorded, chance or the profiler's own start can make one rank late",
+    like_starving=True,
 )
 
 

@@ -30,3 +30,17 @@ def test_the_gc_figure_is_given_when_known_and_its_absence_said() -> None:
     assert evidence(the_finding("DD504", late_ranks=ROTATING), "garbage collection").value == 0.0
     without = the_finding("DD504", late_ranks=ROTATING, python_overhead=None)
     assert evidence(without, "garbage collection").value == "not recorded"
+
+
+SHARED_CPUS = {"runnable_per_cpu": 3.0, "waiting_share": 0.5}
+
+
+def test_ranks_that_share_cpus_are_late_by_turns_without_being_uneven() -> None:
+    (said,) = check("DD504", job_facts={"device_kind": "cpu"}, late_ranks=ROTATING, host_load=SHARED_CPUS)
+    assert isinstance(said, Abstain)
+    assert "3.0 threads want to run per CPU" in said.reason
+
+
+def test_on_cpus_of_their_own_or_on_devices_it_speaks() -> None:
+    assert findings("DD504", job_facts={"device_kind": "cpu"}, late_ranks=ROTATING)
+    assert findings("DD504", late_ranks=ROTATING, host_load=SHARED_CPUS)

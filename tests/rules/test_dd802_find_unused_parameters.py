@@ -20,3 +20,19 @@ def test_a_cheap_search_is_quiet() -> None:
 
 def test_a_search_that_was_not_seen_is_not_zero() -> None:
     assert findings("DD802", python_overhead={"find_unused_ms": None}) == []
+
+
+def test_a_recorded_search_that_never_found_anything_is_told() -> None:
+    found = the_finding("DD802", unused_search={"ever_unused": False, "looks": 40})
+    assert found.severity is Severity.INFO
+    assert "no parameter was unused in 40 iterations" in found.title
+
+
+def test_a_search_that_found_something_or_was_hardly_looked_at_is_let_be() -> None:
+    assert findings("DD802", unused_search={"ever_unused": True}) == []
+    assert findings("DD802", unused_search={"ever_unused": False, "looks": 3}) == []
+
+
+def test_nobody_is_told_to_stop_a_search_that_is_needed() -> None:
+    needed = the_finding("DD802", python_overhead={"find_unused_ms": 20.0}, unused_search={"ever_unused": True})
+    assert not any("find_unused_parameters=False" in step for step in needed.fix)

@@ -14,13 +14,16 @@ from ddiag.analysis.input_wait import input_wait
 from ddiag.analysis.late_ranks import late_ranks
 from ddiag.analysis.links import links
 from ddiag.analysis.recorded.activity import recorded_activity
+from ddiag.analysis.recorded.device_health import device_health
 from ddiag.analysis.recorded.exits import exits
 from ddiag.analysis.recorded.host_load import host_load
 from ddiag.analysis.recorded.memory import recorded_memory
 from ddiag.analysis.recorded.optimizer import recorded_copies, recorded_optimizer
 from ddiag.analysis.recorded.overhead import recorded_overhead
+from ddiag.analysis.recorded.pinned import pinned_memory
 from ddiag.analysis.recorded.queueing import served
 from ddiag.analysis.recorded.steps import recorded_windows
+from ddiag.analysis.recorded.unused import unused_search
 from ddiag.analysis.shard_units import shard_units
 from ddiag.model.run import Run
 from ddiag.model.signals import JobFacts, Memory, OptimizerStep, PythonOverhead, StepBudget
@@ -56,6 +59,9 @@ def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
         recorded_overhead(run, windows),
         host_load(run, windows),
         exits(run),
+        device_health(run, windows),
+        pinned_memory(run),
+        unused_search(run),
     )
     return {type(family): family for family in found if family is not None}
 

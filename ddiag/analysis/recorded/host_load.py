@@ -31,7 +31,20 @@ def host_load(run: Run, windows: StepWindows) -> HostLoad | None:
     if not rows:
         return None
     table = pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("runnable_per_cpu", descending=True)
-    return HostLoad(table=table, seconds=(end - begin) / 1e9)
+    return HostLoad(table=table, seconds=(end - begin) / 1e9, cpu_ms=_cpu_ms(inside, windows))
+
+
+def _cpu_ms(inside: pl.DataFrame, windows: StepWindows) -> dict[int, float]:
+    """CPU time per step of each rank, from its share of a CPU between the first and the last sample."""
+    step_ms = windows.steady.select((pl.col("end_ns") - pl.col("start_ns")).mean() / 1e6).item()
+    if step_ms is None:
+        return {}
+    found = {}
+    for (rank,), mine in inside.filter(pl.col("name") == "process.cpu_ns").group_by("rank"):
+        rise, seconds = _rise(mine), _seconds(mine)
+        if isinstance(rank, int) and rise is not None and seconds >= _MIN_SECONDS:
+            found[rank] = rise / (seconds * 1e9) * float(step_ms)
+    return dict(sorted(found.items()))
 
 
 def _sampled(counters: pl.DataFrame, hosts: pl.DataFrame) -> list[str]:
@@ -63,7 +76,7 @@ def _of_host(inside: pl.DataFrame, every: pl.DataFrame, hosts: pl.DataFrame, hos
     return (
         host,
         int(cpus),
-        float(running["value"].to_numpy().mean()) / cpus,
+        max(float(running["value"].to_numpy().mean()) - 1.0, 0.0) / cpus,  # whoever looks is running as well
         share("cpu.busy_ns", cpus * seconds * 1e9),
         share("pressure.cpu_some_us", seconds * 1e6),
         min(sum(ns for ns, _ in used) / (cpus * seen * 1e9), 1.0) if seen > 0 else None,

@@ -20,6 +20,8 @@ from ddiag.schema.phases import Mark
 MAX_LOOKS = 12
 """Buckets are rebuilt in the second synchronised iteration, or never (unused parameters)."""
 MAX_NAMES = 5000
+UNUSED_EVERY = 100
+"""Forward passes between two looks at what the search for unused parameters found: torch notes it that often."""
 _HALVING = ("fp16_compress", "bf16_compress")
 """Communication hooks that send float32 gradients in half the bytes."""
 
@@ -36,6 +38,10 @@ class Watched:
     rebuilt: bool = False
     sizes: list[int] = field(default_factory=list)
     buckets: labels.Buckets | None = None
+    passes: int = 0
+    """Forward passes with gradients, of a module that searches for unused parameters."""
+    unused_bytes: int = -1
+    unused_looks: int = 0
 
 
 _watched: WeakKeyDictionary[Any, Watched] = WeakKeyDictionary()
@@ -122,6 +128,18 @@ def _look(module: Any, watched: Watched) -> None:
     _label(module, watched, sizes)
 
 
+def _look_for_unused(module: Any, watched: Watched) -> None:
+    """Tell what the search found, when it has changed, or stayed the same for twice as many looks."""
+    found = module._get_ddp_logging_data().get("unused_parameter_size")
+    if found is None:
+        return
+    watched.unused_looks += 1
+    changed = (found > 0) != (watched.unused_bytes > 0) or watched.unused_bytes < 0
+    if changed or watched.unused_looks & (watched.unused_looks - 1) == 0:
+        watched.unused_bytes = found
+        watched.active.facts.write("ddp_unused", index=watched.index, bytes=found, looks=watched.unused_looks)
+
+
 def _label(module: Any, watched: Watched, sizes: list[int]) -> None:
     names = [watched.active.names.id(f"ddp{watched.index}/bucket{at}") for at in range(len(sizes))]
     if getattr(module, "find_unused_parameters", False):
@@ -165,6 +183,10 @@ def _begun(token: tuple[Recorder, Any], _result: Any, _failed: bool) -> None:
         return
     if not watched.rebuilt and watched.looks < MAX_LOOKS:
         _look(module, watched)
+    if getattr(module, "find_unused_parameters", False):
+        watched.passes += 1
+        if watched.passes <= MAX_LOOKS or watched.passes % UNUSED_EVERY == 0:
+            _look_for_unused(module, watched)
     if watched.buckets is not None:
         watched.buckets.rewind()
         c10d_native.rewind_buckets(module.process_group, watched.place)
