@@ -86,6 +86,7 @@ test-long: .venv/stamp .venv-hta/stamp
 
 bench: .venv/stamp .venv-hta/stamp
 	$(BIN)/python -m tools.bench_ingest
+	$(BIN)/python -m tools.bench_hang
 	$(BIN)/python -m ddiag.capture.native build --if-missing
 	$(BIN)/python -m tools.bench_recorder
 

@@ -80,5 +80,7 @@ def clues_of(source: Source, dump: Dump) -> Clues:
 
 
 def _notes(dump: Dump) -> tuple[str, ...]:
-    cut = f"{dump.damage}: used as far as it goes, the newest entries may be missing" if dump.damage else ""
-    return tuple(note for note in (f"dump version {dump.version_text}", cut) if note)
+    """What was lost."""
+    if not dump.damage:
+        return ()
+    return (f"{dump.damage}: used as far as it goes, the newest entries may be missing",)

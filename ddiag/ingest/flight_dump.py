@@ -54,10 +54,6 @@ class Dump:
     damage: str = ""
     dropped: int = 0
 
-    @property
-    def version_text(self) -> str:
-        return ".".join(map(str, self.version)) or "none"
-
 
 def dump_of(data: bytes, damage: str = "") -> Dump:
     """The dump that *data* holds. Raises UnusableError, with one line, for anything else."""
