@@ -27,6 +27,7 @@ from ddiag.ingest.logs.nvidia_smi_table import NvidiaSmiTable
 from ddiag.ingest.logs.pci import PciTools
 from ddiag.ingest.logs.printed_settings import PrintedSettings
 from ddiag.ingest.logs.progress import Phases, Progress
+from ddiag.ingest.logs.rank_words import RankWords
 from ddiag.ingest.logs.remarks import Remarks
 from ddiag.ingest.logs.slurm import Slurm
 from ddiag.ingest.logs.store import Store
@@ -49,6 +50,7 @@ PARSERS: tuple[Callable[[], LogParser], ...] = (
     Faults,
     Progress,
     Phases,
+    RankWords,
     Remarks,
     CudaMemory,
     DeepSpeed,

@@ -37,4 +37,5 @@ C10D = {
     "log.progress": "the last sign of life of a rank's loop: step, epoch, total, what (train, eval, tokenizer, save …)",
     "log.phase": "a rank says what it does: phase (checkpoint_save, checkpoint_load, evaluate, tokenize, compile, "
     "generate, weight_sync …), begin (bool)",
+    "log.said": "one of the last lines that a training script itself printed and that name one rank: (text only)",
 }
