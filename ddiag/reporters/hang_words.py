@@ -50,7 +50,7 @@ def culprits_are(stall: Stall, places: Mapping[int, str]) -> str:
 
 
 def name_with_places(ranks: tuple[int, ...], places: Mapping[int, str]) -> str:
-    if len(ranks) > MOST_PLACED or not all(places.get(rank) for rank in ranks):
+    if not 0 < len(ranks) <= MOST_PLACED or not all(places.get(rank) for rank in ranks):
         return name_ranks(ranks)
     told = [f"{rank} ({places[rank]})" for rank in sorted(ranks)]
     return f"rank {told[0]}" if len(told) == 1 else f"ranks {', '.join(told[:-1])} and {told[-1]}"
