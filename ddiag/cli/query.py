@@ -23,6 +23,10 @@ WIDTH_WHEN_PIPED = 4000
 """Nothing is cut or folded when the reader is a program."""
 
 
+_CHANGES = re.compile(r"(?:\s|--[^\n]*\n)*(?:drop|delete|create|truncate|insert|update|alter)\b", re.IGNORECASE)
+"""How a statement begins that would change something."""
+
+
 @click.command(
     epilog='Example: ddiag query traces/ "SELECT rank, step, step_ms FROM steps_budget ORDER BY step_ms DESC"'
 )
@@ -84,6 +88,8 @@ def _execute(frames: Mapping[str, pl.DataFrame], sql: str) -> pl.DataFrame:
     """The rows of *sql*; what polars says about a faulty statement becomes a UsageError."""
     import polars as pl
 
+    if _CHANGES.match(sql):
+        raise UsageError("SQL: only SELECT (or WITH … SELECT) makes sense here: nothing of a run can be changed")
     tables = {name: frame.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String)) for name, frame in frames.items()}
     try:
         return pl.SQLContext(tables, eager=True).execute(sql)

@@ -13,6 +13,8 @@ from ddiag.rulekit.rule import LoadedRule
 
 EXPLAINED_SHARE = 0.5
 """A cause must account for at least this part of a consequence's cost, else both stand on their own."""
+SAME_NUMBER = 0.02
+"""Two rules measure one thing in slightly different ways."""
 T = TypeVar("T")
 
 
@@ -106,13 +108,23 @@ def _number(rule: str) -> int:
 
 
 def _all_evidence(cluster: Sequence[Finding]) -> tuple[Evidence, ...]:
-    """Every distinct number once; of two that say the same, the one with a limit."""
-    kept: dict[tuple[object, ...], Evidence] = {}
+    """Every distinct number once; of two that say the same, the first, or the one with a limit."""
+    kept: list[Evidence] = []
     for item in (item for f in cluster for item in f.evidence):
-        key = (item.label, item.value, item.unit)
-        if key not in kept or (kept[key].limit is None and item.limit is not None):
-            kept[key] = item
-    return tuple(kept.values())
+        place = next((k for k, other in enumerate(kept) if _says_the_same(item, other)), None)
+        if place is None:
+            kept.append(item)
+        elif kept[place].limit is None and item.limit is not None:
+            kept[place] = item
+    return tuple(kept)
+
+
+def _says_the_same(a: Evidence, b: Evidence) -> bool:
+    if (a.label, a.unit) != (b.label, b.unit):
+        return False
+    if isinstance(a.value, float) and isinstance(b.value, float):
+        return math.isclose(a.value, b.value, rel_tol=SAME_NUMBER)
+    return a.value == b.value
 
 
 def _all_culprits(cluster: Sequence[Finding]) -> Culprits:

@@ -86,3 +86,17 @@ def test_with_a_run_rows_and_derived_columns_are_told(run: Run, sound: Path) -> 
     assert "kernels (" in text
     assert "shard_units (not in this evidence)" in text
     assert any(line.split() == ["step_ms", "Float64", "ms"] for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "sql", ["DROP TABLE steps", "DELETE FROM steps", "CREATE TABLE x AS SELECT 1", "TRUNCATE TABLE steps"]
+)
+def test_a_statement_that_would_change_something_is_refused(run: Run, sound: Path, sql: str) -> None:
+    result = run("query", sound, sql)
+    assert (result.code, result.out) == (2, "")
+    assert "only SELECT" in result.err
+
+
+def test_a_statement_may_begin_with_a_comment_or_with(run: Run, sound: Path) -> None:
+    sql = "\n-- steps of all ranks\nWITH s AS (SELECT * FROM steps) SELECT count(*) AS n FROM s"
+    assert run("query", sound, sql).code == 0
