@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddiag.analysis.hang.stall import stall
+from ddiag.analysis.incident.deaths import deaths
 from ddiag.analysis.incident.placement import placement
 from ddiag.analysis.incident.records import events, metrics, node_facts, settings, stacks
 from ddiag.analysis.incident.story import story
@@ -13,9 +14,11 @@ from ddiag.model.signals import JobFacts
 def incident_families(run: Run) -> dict[type, object]:
     """Every incident family that the tables of *run* can give."""
     seen, config, taken = events(run), settings(run), stacks(run)
-    stuck = stall(run, seen, None, taken, config)
     facts = node_facts(run)
-    found = (seen, config, facts, metrics(run), taken, stuck, story(seen), placement(run, seen, facts, config))
+    placed = placement(run, seen, facts, config)
+    died = deaths(seen, placed)
+    stuck = stall(run, seen, died, taken, config)
+    found = (seen, config, facts, metrics(run), taken, died, stuck, story(seen), placed)
     return {type(family): family for family in found if family is not None}
 
 
