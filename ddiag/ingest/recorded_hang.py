@@ -26,17 +26,7 @@ _READ_BYTES = 16 << 20
 _MAIN = "MainThread"
 _STOPPED, _UNINTERRUPTIBLE = "tT", "D"
 _COPIED = (
-    "pid",
-    "local_rank",
-    "state",
-    "phase",
-    "phase_s",
-    "step",
-    "quiet_s",
-    "limit_s",
-    "stuck",
-    "wchan",
-    "cpu_share",
+    *("pid", "local_rank", "state", "phase", "phase_s", "step", "quiet_s", "limit_s", "stuck", "wchan", "cpu_share"),
     "threads",
 )
 
@@ -163,7 +153,8 @@ def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
     gil = any(stack["thread"] == _MAIN and stack["state"] == "gil" for stack in one["stacks"])
     at = f"in {one['phase']} of step {one['step']}" if one["phase"] != "none" else f"in step {one['step']}"
     text = f"rank {rank} (pid {pid}) {at}, state {state}, no progress for {one['quiet_s']:.1f} s"
-    yield "process.state", {**{key: one.get(key) for key in _COPIED}, "gil": gil}, text
+    seen = {"gil": gil} if one["stacks"] else {"no_stacks": one.get("no_stacks", "")}
+    yield "process.state", {**{key: one.get(key) for key in _COPIED}, **seen}, text
     if state in _STOPPED:
         text = f"rank {rank} (pid {pid}) is stopped: nothing of it runs until it gets SIGCONT"
         yield "process.stopped", {"pid": pid, "tracer": one.get("tracer", 0)}, text

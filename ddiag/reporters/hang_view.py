@@ -94,7 +94,7 @@ class HangView:
     more_waiting: int
     calls: tuple[Calls, ...]
     states: tuple[str, ...]
-    """What the supervisor saw of the culprits' processes."""
+    """What the supervisor saw of the culprits' processes, and of whom it could take no stacks."""
 
 
 def hang_view(signals: Signals, run: Run) -> HangView | None:
@@ -117,7 +117,7 @@ def hang_view(signals: Signals, run: Run) -> HangView | None:
         calls=tuple(
             _calls(run, stand, set(stall.culprits)) for stand in _first_of_each(stall.groups) if stand.call == "coll"
         ),
-        states=tuple(_states(stall, events)),
+        states=(*_states(stall, events), *_without_stacks(events)),
     )
 
 
@@ -140,6 +140,15 @@ def _states(stall: Stall, events: Events | None) -> list[str]:
         if event.rank in stall.culprits and event.rank is not None:
             first.setdefault(event.rank, clean(event.text))
     return [first[rank] for rank in stall.culprits[:MOST_STACKS] if rank in first]
+
+
+def _without_stacks(events: Events | None) -> list[str]:
+    """Why stacks are missing, and of whom."""
+    why: dict[str, list[int]] = defaultdict(list)
+    for event in events.of("process.state") if events is not None else ():
+        if event.word("no_stacks") and event.rank is not None:
+            why[clean(event.word("no_stacks"))].append(event.rank)
+    return [f"no stacks of {name_ranks(ranks)}: {words}" for words, ranks in why.items()]
 
 
 # -- stacks --------------------------------------------------------------------------------------------------------

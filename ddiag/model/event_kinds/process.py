@@ -7,7 +7,8 @@ from collections.abc import Mapping
 PROCESS: Mapping[str, str] = {
     "process.state": "a rank's process when a hang was captured: pid, local_rank, state (letter of /proc), phase, "
     "phase_s, step, quiet_s (without progress), limit_s, stuck (bool), wchan (where its main thread waits in the "
-    "kernel), cpu_share (of a core), threads, gil (bool: its main thread sleeps and holds the GIL)",
+    "kernel), cpu_share (of a core), threads, gil (bool: its main thread sleeps and holds the GIL), no_stacks (why "
+    "there are none)",
     "process.stopped": "a rank is stopped (SIGSTOP, SIGTSTP or a debugger): pid, tracer (pid of who traces it, 0)",
     "process.uninterruptible": "a rank's main thread waits in the kernel for a device or file system: pid, wchan, "
     "functions (list, innermost first)",

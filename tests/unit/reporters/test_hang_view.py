@@ -163,6 +163,12 @@ def test_the_state_of_the_culprit_s_process_is_shown() -> None:
     assert view(stall(), stopped).states == ("rank 2 (pid 7) is stopped",)
 
 
+def test_why_there_are_no_stacks_is_said_once() -> None:
+    why = {"no_stacks": "py-spy is not installed (pip install py-spy)"}
+    events = [Event("process.state", why, rank=rank, host="node-a", text=f"rank {rank}") for rank in (0, 1, 3)]
+    assert view(stall(), *events).states == (f"no stacks of ranks 0, 1 and 3: {why['no_stacks']}",)
+
+
 def test_a_job_that_does_not_stall_has_no_view() -> None:
     assert hang_view(make_signals(), Run({})) is None
     assert hang_view(signals(stall(verdict="running")), Run({})) is None
