@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddiag.schema.folder import write_whole
+from ddiag.schema.folder import NODES, write_whole
 from ddiag.schema.phases import FORMAT_VERSION
 
 HANG = "hang"
@@ -98,6 +98,11 @@ def capture_requests(run: Path) -> list[CaptureRequest]:
 
 def capture_file(run: Path, host: str, number: int) -> Path:
     return run / HANG / f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)}-{number}" / CAPTURE
+
+
+def watchdog_mark(run: Path, host: str) -> Path:
+    """Exists once a watchdog of *host* looks after the run: with one supervisor for each task there are many."""
+    return run / NODES / f".{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.watchdog"
 
 
 def write_capture(run: Path, host: str, number: int, values: dict[str, Any]) -> Path:

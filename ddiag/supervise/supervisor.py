@@ -115,10 +115,10 @@ def _start_watchdog(place: Place, root: int, options: RunOptions, say: Callable[
 
     if options.hang_after_s == 0:
         return None
+    host = place.manifest.host
+    diagnoses = place.founder or read_manifest(place.path).host == host
     kill = options.on_hang == "kill"
-    return start_watchdog(
-        Guarded(place.path, place.manifest.host, root, place.founder, options.hang_after_s, kill), say
-    )
+    return start_watchdog(Guarded(place.path, host, root, diagnoses, options.hang_after_s, kill), say)
 
 
 def _stop_watchdog(pid: int | None) -> None:

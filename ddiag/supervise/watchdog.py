@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddiag.schema.hang import BY_WATCHDOG, CaptureRequest, capture_requests, say_over, write_capture_request
+from ddiag.schema.hang import (
+    BY_WATCHDOG,
+    CaptureRequest,
+    capture_requests,
+    say_over,
+    watchdog_mark,
+    write_capture_request,
+)
 from ddiag.supervise.alarm import Alarm, judge, limits
 from ddiag.supervise.door import Door
 from ddiag.supervise.hang_capture import Wanted, capture
@@ -40,7 +47,8 @@ class Guarded:
     host: str
     root: int
     """Pid of the job's first process."""
-    founder: bool
+    diagnoses: bool
+    """Captures of all nodes are diagnosed on this host."""
     after_s: float | None
     """What the user set instead of a multiple of the usual step; None: automatic."""
     kill: bool
@@ -51,8 +59,12 @@ class ToldToEndError(Exception):
     """The job has ended, or its supervisor is gone."""
 
 
-def start_watchdog(guarded: Guarded, say: Callable[[str], None]) -> int:
-    """Fork the watchdog, and return its pid."""
+def start_watchdog(guarded: Guarded, say: Callable[[str], None]) -> int | None:
+    """Fork the watchdog, and return its pid; None when another supervisor of this host has one for this run."""
+    try:
+        os.close(os.open(watchdog_mark(guarded.run, guarded.host), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return None
     pid = os.fork()
     if pid == 0:
         _be_watchdog(guarded, say)
@@ -144,7 +156,7 @@ class Watchdog:
         request = self._request()
         self._answered = max(self._answered, request.number)
         self._captured.append(self._capture(request, alarm.limits_s, frozenset(alarm.ranks)))
-        if not self._guarded.founder:
+        if not self._guarded.diagnoses:
             self._say(f"{_ranks(alarm.ranks)} of {self._guarded.host} stand still; captured for the diagnosis")
             return
         self._say(f"no progress for {alarm.quiet_s:.0f} s on {_ranks(alarm.ranks)}; looking into it")
