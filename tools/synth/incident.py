@@ -48,6 +48,16 @@ class Night:
     """Steps the Flight Recorder still holds."""
 
 
+@dataclass(frozen=True)
+class _End:
+    """How the job ended."""
+
+    at: datetime
+    culprit: int
+    seq: int
+    """Number of the call that everybody waits in."""
+
+
 def write_incident(folder: Path, night: Night) -> Truth:
     """Write the folder of *night* and return the truth."""
     rng = random.Random(f"{night.kind}-{night.seed}")
@@ -56,13 +66,16 @@ def write_incident(folder: Path, night: Night) -> Truth:
     died = BEGIN + timedelta(hours=3, seconds=rng.randrange(3600))
     hosts = [f"gn{100 + k}" for k in rng.sample(range(800), night.nodes)]
     truth = Truth({"xid": "RC-07", "oom": "RC-29"}[night.kind], culprit, hosts[culprit // GPUS])
-    layout, ranks = _hung(world, culprit, night.steps, rng)
+    index = 4 * (night.steps - 2) + rng.randrange(3)
+    layout, ranks = _hung(world, culprit, night.steps, index)
     for number, host in enumerate(hosts):
         node = folder / host
         node.mkdir(parents=True)
         bad = number == culprit // GPUS
         local = culprit % GPUS if bad else None
-        (node / "train.log").write_text("\n".join(_job_log(night, hosts, number, died, culprit)) + "\n")
+        (node / "train.log").write_text(
+            "\n".join(_job_log(night, hosts, number, _End(died, culprit, index + 1))) + "\n"
+        )
         (node / "dmesg.txt").write_text("\n".join(_kernel(rng, night.kind, died, local)) + "\n")
         (node / "nvidia-smi.csv").write_text("\n".join(_gpus(rng, night.kind, local)) + "\n")
     dumps = folder / "dumps"
@@ -73,14 +86,15 @@ def write_incident(folder: Path, night: Night) -> Truth:
     return truth
 
 
-def _hung(world: int, culprit: int, steps: int, rng: random.Random) -> tuple[Layout, list[Rank]]:
+def _hung(world: int, culprit: int, steps: int, index: int) -> tuple[Layout, list[Rank]]:
+    """The job whose *culprit* is gone before call *index* of its program (four calls a step)."""
     layout = ddp(world, steps)
-    plan = dead(layout, culprit, 4 * (steps - 2) + rng.randrange(3))
+    plan = dead(layout, culprit, index)
     assert plan is not None
     return layout, played(layout, plan)
 
 
-def _job_log(night: Night, hosts: list[str], node: int, died: datetime, culprit: int) -> Iterator[str]:
+def _job_log(night: Night, hosts: list[str], node: int, end: _End) -> Iterator[str]:
     """What torchrun's node log holds: NCCL's start, progress of the local rank 0, and the end."""
     host, first = hosts[node], node * GPUS
     world = len(hosts) * GPUS
@@ -94,19 +108,19 @@ def _job_log(night: Night, hosts: list[str], node: int, died: datetime, culprit:
             f"{first + local} "
             f"nranks {world} cudaDev {local} nvmlDev {local} busId {BUSES[local]}000 commId 0x9cde17aa - Init COMPLETE"
         )
-    seconds = (died - BEGIN).total_seconds()
+    seconds = (end.at - BEGIN).total_seconds()
     for index in range(night.lines):
         at = BEGIN + timedelta(seconds=seconds * index / night.lines)
         yield (
             f"[rank{first}]: [{at:%Y-%m-%d %H:%M:%S},{index % 1000:03d}] [INFO] step {index:>6} | loss "
             f"{9.1 / (1 + index / 400):.4f} | lr 3.0e-04 | tokens/s 41,{index % 900 + 100}"
         )
-    yield from _ending(night, hosts, node, died, culprit)
+    yield from _ending(night, hosts, node, end)
 
 
-def _ending(night: Night, hosts: list[str], node: int, died: datetime, culprit: int) -> Iterator[str]:
+def _ending(night: Night, hosts: list[str], node: int, end: _End) -> Iterator[str]:
     host, first = hosts[node], node * GPUS
-    gave_up = died + TIMEOUT
+    died, culprit, gave_up = end.at, end.culprit, end.at + TIMEOUT
     for local in range(GPUS):
         rank = first + local
         if rank == culprit:
@@ -116,7 +130,7 @@ def _ending(night: Night, hosts: list[str], node: int, died: datetime, culprit: 
         yield (
             f"[rank{rank}]:[E{stamp} ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
             f"operation timeout: "
-            f"WorkNCCL(SeqNum={4 * night.lines}, OpType=ALLREDUCE, NumelIn={PARAMETERS}, NumelOut={PARAMETERS}, "
+            f"WorkNCCL(SeqNum={end.seq}, OpType=ALLREDUCE, NumelIn={PARAMETERS}, NumelOut={PARAMETERS}, "
             f"Timeout(ms)=600000) ran for {600_020 + local} milliseconds before timing out."
         )
     if node == culprit // GPUS:
