@@ -52,9 +52,18 @@ class Finish:
         if not found:
             self.say(f"nothing to diagnose: {why_no_ranks(run, ended.argv)}")
         elif diagnose:
-            self._diagnose(Limits(self.mask, report.HURRIED_LIMIT_S if hurried else report.LIMIT_S))
+            self._diagnose(Limits(self.mask, self._limit_s(report.LIMIT_S, hurried=hurried)))
         if url is not None:
-            self._upload(url, Limits(self.mask, report.HURRIED_LIMIT_S if hurried else upload.LIMIT_S))
+            self._upload(url, Limits(self.mask, self._limit_s(upload.LIMIT_S, hurried=hurried)))
+
+    @property
+    def _interrupted(self) -> bool:
+        return self.ended.asked_by == signal.SIGINT
+
+    def _limit_s(self, usual_s: float, *, hurried: bool) -> float:
+        if self._interrupted:
+            return report.INTERRUPTED_LIMIT_S
+        return report.HURRIED_LIMIT_S if hurried else usual_s
 
     def _others_ended(self) -> bool:
         """Wait a while for the other nodes; False when somebody wants us to end instead."""
@@ -77,7 +86,8 @@ class Finish:
     def _diagnose(self, limits: Limits) -> None:
         run = self.place.path
         code = self.ended.shell_code
-        self.say(f"the job ended with exit code {code}; diagnosing it" if code else "the job has ended; diagnosing it")
+        how = f"the job ended with exit code {code}" if code else "the job has ended"
+        self.say(f"{how}; diagnosing it{' (Ctrl-C: not now)' if self._interrupted else ''}")
         why_not = report.analyze(run, limits)
         if why_not:
             self.say(f"no report: {why_not}. Make it with: ddiag analyze {run}")

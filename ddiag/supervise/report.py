@@ -13,6 +13,8 @@ from ddiag.supervise.side_process import Limits, run_aside
 LIMIT_S = 300.0
 HURRIED_LIMIT_S = 20.0
 """When somebody asked the job to end: a scheduler kills what is left after half a minute or so."""
+INTERRUPTED_LIMIT_S = 10.0
+"""After Ctrl-C: somebody waits at the terminal."""
 _MOST_FINDINGS = 3
 _ANALYZE = "from ddiag.cli import main; sys.exit(main(sys.argv[1:]))"
 

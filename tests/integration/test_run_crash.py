@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from ddiag.api import diagnose, load
 from ddiag.rulekit.diagnosis import Diagnosis, Status
 from ddiag.schema.folder import read_manifest
-from tests.integration.running import TORCHRUN, environment, only_run, recorded, run, script
+from tests.integration.running import TORCHRUN, environment, eventually, only_run, recorded, run, script, start
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -93,3 +96,27 @@ def test_a_job_without_a_launcher_is_its_own_culprit(tmp_path: Path) -> None:
     (finding,) = (one for one in found.findings if one.rule == "DD943")
     assert finding.culprits.ranks == (0,)
     assert "KeyError: 'lost'" in finding.title
+
+
+@pytest.mark.long
+def test_ctrl_c_is_no_crash_and_a_second_one_ends_the_diagnosis_at_once(tmp_path: Path) -> None:
+    job = script(tmp_path, TRAIN.replace("ENDING", "pass").replace("range(60)", "range(10**6)"))
+    said = tmp_path / "stderr"
+    command = [*recorded(tmp_path / "runs"), *TORCHRUN, "--standalone", "--nproc-per-node=2", job]
+    with said.open("wb") as stderr, start(command, cwd=tmp_path, stderr=stderr) as process:
+        eventually(lambda: len(list((tmp_path / "runs").glob("*/ranks/a0/*.steps"))) == 2)
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGINT)
+        eventually(lambda: b"diagnosing it (Ctrl-C: not now)" in said.read_bytes())
+        again = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+        took_s = time.monotonic() - again
+    ours = [line for line in said.read_text().splitlines() if line.startswith("ddiag: ")]
+    assert took_s < 5
+    assert ours[-1].startswith("ddiag: no report: SIGINT came. Make it with: ddiag analyze ")
+    folder = only_run(tmp_path / "runs")
+    assert read_manifest(folder).asked_to_end == "SIGINT"
+    found = diagnose(load([str(folder)]))
+    assert "DD943" not in {one.rule for one in found.findings}
+    assert any("somebody ended the job with SIGINT" in note for note in found.coverage.notes)
