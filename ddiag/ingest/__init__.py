@@ -15,7 +15,7 @@ from ddiag.ingest.read import Refused
 from ddiag.ingest.recorded_files import RunSources, claim
 from ddiag.ingest.recorded_hang import captured, settled, without_ends
 from ddiag.ingest.run_folder import recorded_run, with_traces
-from ddiag.ingest.trace import Trace
+from ddiag.ingest.trace import Several, Trace
 from ddiag.ingest.workers import read_all
 from ddiag.model.run import Coverage, Run
 
@@ -35,7 +35,7 @@ def load(
     found = discover(paths)
     recordings, files = claim(found.sources)
     outcomes = read_all(files, jobs, progress)
-    traces = [outcome for outcome in outcomes if isinstance(outcome, Trace)]
+    traces = [trace for outcome in outcomes for trace in _traces(outcome)]
     clues = [outcome for outcome in outcomes if isinstance(outcome, Clues)]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     failed = [one for one in refused if one.is_trace or one.source.explicit]
@@ -57,6 +57,13 @@ def _measured(
     if traces:
         return assemble(traces, unreadable, skipped)
     return Run({}, Coverage(unreadable=tuple(unreadable), notes=tuple(skipped)))
+
+
+def _traces(outcome: object) -> tuple[Trace, ...]:
+    """The traces in what reading one file gave."""
+    if isinstance(outcome, Several):
+        return outcome.traces
+    return (outcome,) if isinstance(outcome, Trace) else ()
 
 
 def _skipped(refused: list[Refused]) -> list[str]:

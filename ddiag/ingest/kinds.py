@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import bundle, config_files, flight, node_report, recorded_hang
+from ddiag.ingest import bundle, config_files, flight, node_report, nsys, recorded_hang
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
+from ddiag.ingest.trace import Several
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Kind:
 
     name: str
     matches: Callable[[bytes, str], bool]
-    read: Callable[[Source, PlainText], Clues]
+    read: Callable[[Source, PlainText], Clues | Several]
     """Raises :class:`ddiag.ingest.trace.UnusableError` with one line when nothing can be used."""
 
 
@@ -25,6 +26,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(flight.NAME, flight.matches, flight.read),
     Kind("bundle", bundle.matches, bundle.read),
     Kind("doctor", node_report.matches, node_report.read),
+    Kind("nsys", nsys.matches, nsys.read),
     Kind("config_json", config_files.matches_json, config_files.read_json),
     Kind("config_yaml", config_files.matches_yaml, config_files.read_yaml),
 )

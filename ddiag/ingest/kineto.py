@@ -57,7 +57,7 @@ def read(source: Source, text: PlainText) -> Trace:
         host=facts.host,
         groups=_groups(facts, collector),
         tables=_shift(tables, facts.base_ns),
-        main_tid=_main_thread(tables, launches, ops),
+        main_tid=main_thread(tables, launches, ops),
         device_kind=_device_kind(facts, collector, tables),
         device_name=device.name,
         device_memory_bytes=device.memory_bytes,
@@ -128,7 +128,7 @@ def _folder(source: Source) -> str:
     return source.label.replace("\\", "/").rstrip("/").rpartition("/")[0].rpartition("/")[2]
 
 
-def _main_thread(tables: Tables, launches: Columns, ops: Columns) -> int | None:
+def main_thread(tables: Tables, launches: Columns, ops: Columns) -> int | None:
     """The thread that drives training: takes the steps, else runs the optimizer, else launches or computes most.
 
     In training most launches may come from autograd's thread, which drives nothing.

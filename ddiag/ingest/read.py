@@ -12,7 +12,7 @@ from ddiag.ingest.kinds import KINDS
 from ddiag.ingest.logs import reader as logs
 from ddiag.ingest.sniff import HEAD_BYTES, KINETO, TENSORFLOW, TEXT, XPLANE, could_have_later_events, sniff
 from ddiag.ingest.sources import STORAGE_ERRORS, PlainText, Source, open_text
-from ddiag.ingest.trace import Trace, UnusableError
+from ddiag.ingest.trace import Several, Trace, UnusableError
 
 Reader = Callable[[Source, PlainText], Trace]
 
@@ -37,7 +37,7 @@ class Refused:
     """False for what is no trace at all: expected in a folder, an error when named."""
 
 
-def read_source(source: Source) -> Trace | Clues | Refused:
+def read_source(source: Source) -> Trace | Several | Clues | Refused:
     """Read one file; never raises for bad evidence."""
     try:
         with open_text(source) as text:
@@ -50,7 +50,7 @@ def read_source(source: Source) -> Trace | Clues | Refused:
         return Refused(source, "not enough memory to read it")
 
 
-def _read(source: Source, text: PlainText) -> Trace | Clues | Refused:
+def _read(source: Source, text: PlainText) -> Trace | Several | Clues | Refused:
     head = text.peek(HEAD_BYTES)
     seen = sniff(head)
     if not seen.kind and could_have_later_events(head):

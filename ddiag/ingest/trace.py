@@ -64,3 +64,10 @@ class Trace:
             ends.append(table[last].max())
         known = [int(value) for value in starts + ends if isinstance(value, int)]
         return (min(known), max(known)) if known else (0, 0)
+
+
+@dataclass(frozen=True)
+class Several:
+    """What one file holds when several processes wrote into it."""
+
+    traces: tuple[Trace, ...]

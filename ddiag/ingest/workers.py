@@ -14,10 +14,10 @@ from types import ModuleType
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.read import Refused, read_source
 from ddiag.ingest.sources import Source
-from ddiag.ingest.trace import Trace
+from ddiag.ingest.trace import Several, Trace
 
 Progress = Callable[[int, int, str], None]
-Outcome = Trace | Clues | Refused
+Outcome = Trace | Several | Clues | Refused
 Read = Callable[[Source], Outcome]
 
 SMALL_BYTES = 80 << 20

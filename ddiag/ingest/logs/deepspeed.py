@@ -151,11 +151,11 @@ def _summary(line: Line) -> Iterator[Seen]:
     if not _SUMMARY.search(line.text):
         return
     straggler, op, strange = "straggler" in line.text, "", 0
-    for later in line.own(_SUMMARY_ROWS):
+    for later in line.following(_SUMMARY_ROWS):
         if row := _ROW.search(later.text):
             strange = 0
             yield _summary_event(op, row, straggler=straggler, source=later)
-        elif name := _OP_ALONE.search(later.text):
+        elif name := _OP_ALONE.search(later.text) or _OP_ALONE.search(later.raw):
             op, strange = name["op"], 0
         elif (strange := strange + 1) > 3:
             return
