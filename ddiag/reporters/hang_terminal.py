@@ -33,18 +33,18 @@ class HangReporter(TerminalReporter):
             return super()._page(diagnosis, signals)
         wide = self.width >= _SIDE_BY_SIDE_FROM
         left = min(PROSE_WIDTH, self.width - 70) if wide else min(self.width, PROSE_WIDTH)
-        first = [*self._verdict(view, diagnosis, signals), *self._what_to_do(view, diagnosis)]
+        head, first = self._verdict(view, diagnosis, signals), self._what_to_do(diagnosis)
         second = [*self._stack_groups(view), *self._who_waits(view), *self._last_calls(view)]
         others = self._rest(view, diagnosis, left)
         if not wide:
             return Padding(
-                Group(*first, *second, *others, *self._foot(diagnosis)), (0, max(self.width - left, 0), 0, 0)
+                Group(*head, *first, *second, *others, *self._foot(diagnosis)), (0, max(self.width - left, 0), 0, 0)
             )
         body = Table.grid(padding=(0, 4, 0, 0))
         body.add_column(width=left)
         body.add_column(width=self.width - left - 4)
         body.add_row(Group(*first, *others), Group(*second))
-        return Group(body, *self._foot(diagnosis))
+        return Group(*head, body, *self._foot(diagnosis))
 
     def _verdict(self, view: HangView, diagnosis: Diagnosis, signals: Signals) -> list[RenderableType]:
         crashed = diagnosis.verdict.status is Status.CRASHED
@@ -60,7 +60,7 @@ class HangReporter(TerminalReporter):
             lines.append(Text(f"To settle it: {clean(view.stall.settle)}"))
         return lines
 
-    def _what_to_do(self, view: HangView, diagnosis: Diagnosis) -> list[RenderableType]:
+    def _what_to_do(self, diagnosis: Diagnosis) -> list[RenderableType]:
         first = _acted_on(diagnosis)
         if first is None:
             return []
