@@ -14,6 +14,7 @@ from ddiag.ingest.sources import Source
 from ddiag.model.columns import Table
 from ddiag.model.incident import (
     CONFIG,
+    FLIGHT_STATUS,
     LOG_EVENTS,
     LOG_METRICS,
     NODE_FACTS,
@@ -24,6 +25,7 @@ from ddiag.model.incident import (
     Seen,
     Setting,
     Stack,
+    Standing,
 )
 from ddiag.schema.secrets import redact
 
@@ -35,6 +37,7 @@ _TABLE_OF: Mapping[type, Table] = {
     Setting: CONFIG,
     NodeFact: NODE_FACTS,
     Stack: STACKS,
+    Standing: FLIGHT_STATUS,
 }
 
 
@@ -75,4 +78,6 @@ def _row(record: Seen) -> dict[str, object]:
         row["text"] = redact(record.text)[:MOST_TEXT]
     elif isinstance(record, Stack):
         row["frames"] = list(record.frames)
+    elif isinstance(record, Standing) and record.ranks is not None:
+        row["ranks"] = list(record.ranks)
     return row

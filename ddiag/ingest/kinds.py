@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import bundle, config_files, flight, node_report, nsys, recorded_hang
+from ddiag.ingest import bundle, config_files, flight, memory_snapshot, node_report, nsys, ras, recorded_hang
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import Several
@@ -23,7 +23,9 @@ class Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind(recorded_hang.NAME, recorded_hang.matches, recorded_hang.read),
+    Kind(memory_snapshot.NAME, memory_snapshot.matches, memory_snapshot.read),
     Kind(flight.NAME, flight.matches, flight.read),
+    Kind(ras.NAME, ras.matches, ras.read),
     Kind("bundle", bundle.matches, bundle.read),
     Kind("doctor", node_report.matches, node_report.read),
     Kind("nsys", nsys.matches, nsys.read),

@@ -121,7 +121,23 @@ class Stack:
     source: str = ""
 
 
-Seen: TypeAlias = Event | Metric | Setting | NodeFact | Stack
+@dataclass(frozen=True)
+class Standing:
+    """How far a rank came in a group, as somebody beside the rank itself says; a row of ``flight_status``."""
+
+    group: str
+    origin: str
+    rank: int | None = None
+    desc: str = ""
+    ranks: tuple[int, ...] | None = None
+    last_enqueued: int | None = None
+    last_started: int | None = None
+    last_completed: int | None = None
+    host: str | None = None
+    source: str = ""
+
+
+Seen: TypeAlias = Event | Metric | Setting | NodeFact | Stack | Standing
 
 _RANK = Column("rank", pl.Int32, "", "global rank, where known")
 _HOST = Column("host", pl.String, "", "host, where known")

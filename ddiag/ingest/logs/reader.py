@@ -19,7 +19,7 @@ from ddiag.ingest.logs.lines import Chunk, chunks
 from ddiag.ingest.logs.needles import SAMPLE_BYTES, Needles
 from ddiag.ingest.logs.registry import PARSERS
 from ddiag.ingest.sources import PlainText, Source
-from ddiag.model.incident import Event, Metric, NodeFact, Seen, Setting, Stack
+from ddiag.model.incident import Event, Metric, NodeFact, Seen, Setting, Stack, Standing
 
 BATCH = 50_000
 """Records held as objects before they become columns."""
@@ -161,5 +161,9 @@ def _placed(record: Seen, line: Line, label: str) -> Seen:
 
 
 _FIELDS: Mapping[type, frozenset[str]] = {
-    kind: frozenset(one.name for one in dataclasses.fields(kind)) for kind in (Event, Metric, Setting, NodeFact, Stack)
+    **{
+        kind: frozenset(one.name for one in dataclasses.fields(kind))
+        for kind in (Event, Metric, Setting, NodeFact, Stack)
+    },
+    Standing: frozenset({"source"}),
 }

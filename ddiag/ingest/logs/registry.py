@@ -28,6 +28,7 @@ from ddiag.ingest.logs.pci import PciTools
 from ddiag.ingest.logs.printed_settings import PrintedSettings
 from ddiag.ingest.logs.progress import Phases, Progress
 from ddiag.ingest.logs.rank_words import RankWords
+from ddiag.ingest.logs.ras import Ras
 from ddiag.ingest.logs.remarks import Remarks
 from ddiag.ingest.logs.slurm import Slurm
 from ddiag.ingest.logs.store import Store
@@ -57,6 +58,7 @@ PARSERS: tuple[Callable[[], LogParser], ...] = (
     Megatron,
     Trainers,
     Slurm,
+    Ras,
     NcclTests,
     PrintedSettings,
     Environment,

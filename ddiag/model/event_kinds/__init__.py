@@ -14,10 +14,11 @@ from ddiag.model.event_kinds.megatron import MEGATRON
 from ddiag.model.event_kinds.nccl import NCCL
 from ddiag.model.event_kinds.node import NODE
 from ddiag.model.event_kinds.process import PROCESS
+from ddiag.model.event_kinds.ras import RAS
 from ddiag.model.event_kinds.slurm import SLURM
 from ddiag.model.event_kinds.trainers import TRAINERS
 
 EVENT_KINDS: Mapping[str, str] = MappingProxyType(
-    {**C10D, **CUDA, **DEEPSPEED, **GPU, **KERNEL, **MEGATRON, **NCCL, **NODE, **PROCESS, **SLURM, **TRAINERS}
+    {**C10D, **CUDA, **DEEPSPEED, **GPU, **KERNEL, **MEGATRON, **NCCL, **NODE, **PROCESS, **RAS, **SLURM, **TRAINERS}
 )
 """kind -> meaning and fields."""
