@@ -29,10 +29,8 @@ Communicators... (0.00s)
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group
 """
-OK = (
-    HEAD
-    + "    0         1         2         4         8         8   RUNNING      OK\n\nErrors\n======\n\nWarnings\n========\n"
-)
+_NO_WARNINGS = "\n\nErrors\n======\n\nWarnings\n========\n"
+OK = HEAD + "    0         1         2         4         8         8   RUNNING      OK" + _NO_WARNINGS
 MISMATCH = (
     HEAD
     + """\
