@@ -48,6 +48,8 @@ def test_a_healthy_job_is_left_in_peace(rule: LoadedRule, shape: str) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule.id)
 def test_the_healthy_job_has_what_every_rule_needs(rule: LoadedRule) -> None:
     signals = healthy()
+    if rule.rule.applies is not None and not rule.rule.applies(signals):
+        return
     assert [family.__name__ for family in rule.rule.needs if not signals.has(family)] == []
     assert run_rules([rule], signals).abstentions == ()
 
