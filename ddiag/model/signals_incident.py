@@ -182,7 +182,7 @@ P2P_ORDER, COMM_ORDER, GENERATION, WEIGHT_SYNC = "p2p_order", "comm_order", "gen
 METRICS, BUCKETS, SUBGROUP, SWALLOWED = "metrics", "buckets", "subgroup", "swallowed"
 SLOW_CHECKPOINT, COMPILE_SKEW, GPU_STUCK, DATA_PLANE = "slow_checkpoint", "compile_skew", "gpu_stuck", "data_plane"
 SHORT_TIMEOUT, SKIPPED_STEP, FROZEN_STORAGE = "short_timeout", "skipped_step", "frozen_storage"
-HEARTBEAT, DEAD, UNKNOWN = "heartbeat", "dead", "unknown"
+HEARTBEAT, DEAD, UNKNOWN, NEVER_CAME = "heartbeat", "dead", "unknown", "never_came"
 """Words of :attr:`Stall.cause`."""
 
 

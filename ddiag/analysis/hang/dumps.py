@@ -8,6 +8,7 @@ from dataclasses import replace
 import polars as pl
 
 from ddiag.analysis.hang.circles import circle
+from ddiag.analysis.hang.departed import departed
 from ddiag.analysis.hang.graph import Blockers, Ending, certain, endings, possible, waits
 from ddiag.analysis.hang.positions import COMPLETED, STARTED, SYNCHRONISING, Node, Positions, positions
 from ddiag.analysis.hang.unseen import with_witnesses
@@ -36,7 +37,21 @@ def conclude(flight: pl.DataFrame, status: pl.DataFrame) -> tuple[Verdict, Posit
         or _stuck_gpu(place, blocking)
         or _silent(place, ends, blocking)
     )
+    found = _departing(flight, place, found)
     return replace(found, fronts=place.fronts, waiting=frozenset(place.fronts)), place
+
+
+def _departing(flight: pl.DataFrame, place: Positions, found: Verdict) -> Verdict:
+    """Where nothing else names a rank that left a dump: one whose order of calls departs from the others'."""
+    named = found.confidence == "high" or found.verdict in ("late", "partly_done", "gpu_side", "in_flight")
+    if named or (found.culprits and found.verdict != "suspect_by_absence"):
+        return found
+    odd = departed(flight, place, found.candidates)
+    if not odd or (found.mismatch is not None and not set(odd) <= set(found.candidates)):
+        return found
+    verdict = "deadlock" if found.verdict == "suspect_by_absence" else found.verdict
+    verdict = "mismatch" if verdict == "undecided" else verdict
+    return replace(found, verdict=verdict, culprits=odd, confidence="medium")
 
 
 def _mismatched(odd: Sequence[Mismatch], ends: Sequence[Ending], place: Positions) -> Verdict | None:

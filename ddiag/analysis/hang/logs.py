@@ -16,7 +16,8 @@ from ddiag.analysis.hang.vote import IN_SIZED, OUT_SIZED, Mismatch, Signature, v
 from ddiag.model.incident import Event
 from ddiag.model.signals_incident import Events
 
-DEFAULT_GROUPS = ("", "0", "default_pg")
+DEFAULT = "0"
+DEFAULT_GROUPS = ("", DEFAULT, "default_pg")
 FEW = 0.25
 """Up to this share of the ranks may be silent and still be named (one always may)."""
 SPEAKING = ("c10d.watchdog_timeout", "c10d.pg_status", "c10d.collective_stack", "c10d.dump_signal", "c10d.heartbeat")
@@ -84,7 +85,7 @@ def told(events: Events, world: Iterable[int], *, healthy_counts: bool = False) 
     for event in events.of("c10d.pg_status"):
         rank = _rank(event)
         if rank is not None:
-            status[rank, event.word("group")] = (event.integer("last_enqueued"), event.integer("last_completed"))
+            status[rank, _group(event)] = (event.integer("last_enqueued"), event.integer("last_completed"))
     known = {*world, *(wait.rank for wait in first.values()), *(e.rank for e in events.all if e.rank is not None)}
     whole = tuple(range(max(known) + 1)) if known else ()
     return Told(tuple(first.values()), whole, status, healthy_counts)
@@ -103,7 +104,12 @@ def _wait(event: Event) -> Wait | None:
     if rank is None or seq is None:
         return None
     size = (event.integer("numel_in"), event.integer("numel_out"))
-    return Wait(rank, event.word("group"), seq, event.word("op"), *size, event)
+    return Wait(rank, _group(event), seq, event.word("op"), *size, event)
+
+
+def _group(event: Event) -> str:
+    """The group's name; watchdogs that do not name one speak of the default group."""
+    return event.word("group") or DEFAULT
 
 
 def conclude_logs(events: Events, log: Told) -> Verdict | None:
@@ -123,7 +129,7 @@ def _named_by_torch(events: Events, log: Told) -> Verdict | None:
     """What a desync report or a monitored barrier says outright."""
     barrier = events.first("c10d.monitored_barrier")
     if barrier is not None and (missing := _ranks(barrier, "missing")):
-        return Verdict("late", missing, (), "high", None, frozenset(log.world) - set(missing))
+        return Verdict("barrier", missing, (), "high", None, frozenset(log.world) - set(missing))
     report = events.first("c10d.desync")
     if report is None:
         return None

@@ -28,7 +28,7 @@ _TELLING = (phases.SETUP, phases.CHECKPOINT, phases.EVALUATION, phases.GENERATE,
 """What a line without a writer's rank may say; by custom rank 0 prints such lines."""
 
 
-_LATE = {"setup": "late", "checkpoint": "late"}
+_LATE = {"setup": "late", "checkpoint": "late", "barrier": "late"}
 """Ways of being late that need no further word."""
 
 
@@ -72,22 +72,37 @@ def _first_verdict(run: Run, lines: Events, log: Told, around: Context) -> tuple
             return found, place, "flight" if "flight" in dumped["origin"] or dumped.is_empty() else "ring"
     early = at_setup(lines)
     said = conclude_logs(lines, log)
-    if said is not None and said.verdict in ("late", "mismatch"):
+    if said is not None and said.verdict in ("late", "mismatch", "barrier"):
         return said, None, "desync" if lines.has("c10d.desync") else "watchdog"
     if early is not None:
         return early, None, "watchdog"
+    late, lag = _behind(run)
+    if late and (log.waits or lag > 1):
+        return Verdict("late", late, (), "high" if log.waits else "medium", None, log.waiting - set(late)), None, "ras"
     if said is not None:
         return said, None, "watchdog"
     return by_stacks(around), None, "stack"
 
 
 def _same_counts(run: Run) -> bool:
-    """RAS counted the same calls on every rank, and said so of a whole job."""
+    """RAS counted the same calls on every rank."""
     ras = run.table("flight_status").filter(pl.col("origin") == "ras")
-    if ras.is_empty():
-        return False
-    counts = ras.drop_nulls("last_enqueued").group_by("group").agg(pl.col("last_enqueued").n_unique())
-    return bool((counts["last_enqueued"] <= 1).all())
+    return not ras.is_empty() and not _behind(run)[0]
+
+
+def _behind(run: Run) -> tuple[tuple[int, ...], int]:
+    """Ranks that launched fewer calls than most in RAS's count, and by how many at least; empty when none did."""
+    ras = run.table("flight_status").filter(pl.col("origin") == "ras").drop_nulls(["rank", "last_enqueued"])
+    found: set[int] = set()
+    lags = []
+    for _, rows in ras.group_by("group"):
+        counts = dict(rows.group_by("rank").agg(pl.col("last_enqueued").max()).iter_rows())
+        usual = Counter(counts.values()).most_common(1)[0][0]
+        late = {rank: usual - count for rank, count in counts.items() if count < usual}
+        if late and 2 * len(late) <= len(counts):
+            found |= set(late)
+            lags.append(min(late.values()))
+    return tuple(sorted(found)), min(lags, default=0)
 
 
 def by_stacks(around: Context) -> Verdict | None:
@@ -140,7 +155,7 @@ def _stall(found: Verdict, known: Known, origin: str) -> Stall:
     doing = next((around.doing[rank] for rank in found.culprits if rank in around.doing), None)
     victims = _victims(found, known)
     group = found.node[1] if found.node is not None else None
-    described = hints.desc or group
+    described = hints.desc or (f"group {group}" if group else None)
     result = Stall(
         verdict=_LATE.get(found.verdict, found.verdict),
         culprits=found.culprits,

@@ -20,7 +20,7 @@ def ranks(numbers: tuple[int, ...]) -> str:
 def call(stall: Stall) -> str:
     """``all_reduce #4190 of default_pg``."""
     number = f" #{stall.seq}" if stall.seq is not None else ""
-    group = f" of group {stall.group}" if stall.group else ""
+    group = f" of {stall.group}" if stall.group else ""
     return f"{stall.op or 'a call'}{number}{group}"
 
 

@@ -1,0 +1,59 @@
+"""Who left the common program: ranks in one role issue the same calls in one order, but for the one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import polars as pl
+
+from ddiag.analysis.hang.positions import Positions
+
+MOST_COMPARED = 64
+"""Ranks whose orders are compared with each other."""
+MOST_CALLS = 3000
+"""Last calls of each rank that are compared."""
+FEWEST_ALIKE = 6
+"""Calls in the same order before a difference counts: ranks in other roles differ from the start."""
+MOST_ODD = 0.25
+"""A larger share of the ranks has not departed from the others."""
+
+
+def departed(flight: pl.DataFrame, place: Positions, suspects: Iterable[int]) -> tuple[int, ...]:
+    """Ranks whose order of calls differs late from that of more ranks than it agrees with; *suspects* come first."""
+    chosen = list(dict.fromkeys([*sorted(set(suspects) & place.dumps), *sorted(place.dumps)]))[:MOST_COMPARED]
+    orders = _orders(flight.filter(pl.col("rank").is_in(chosen)), place)
+    alike = dict.fromkeys(orders, 0)
+    unlike = dict.fromkeys(orders, 0)
+    for one, other in combinations(sorted(orders), 2):
+        same = _same_order(orders[one], orders[other])
+        for rank in (one, other):
+            alike[rank] += same is True
+            unlike[rank] += same is False
+    odd = tuple(rank for rank in sorted(orders) if unlike[rank] >= 2 and unlike[rank] > alike[rank])
+    return odd if len(odd) <= max(1, MOST_ODD * len(orders)) else ()
+
+
+def _orders(flight: pl.DataFrame, place: Positions) -> dict[int, list[int]]:
+    """rank -> its calls in the order issued, each as a number that is the same for the same place of the program."""
+    desc = pl.DataFrame({"group": list(place.desc), "word": list(place.desc.values())})
+    kind = pl.when(pl.col("call") == "p2p").then(pl.col("op")).otherwise(pl.lit("coll"))
+    keyed = flight.join(desc, on="group", how="left", maintain_order="left").select(
+        "rank", pl.struct(pl.col("word"), kind.alias("kind"), pl.col("seq")).hash().alias("key")
+    )
+    rows = keyed.group_by("rank", maintain_order=True).agg(pl.col("key").tail(MOST_CALLS))
+    return {rank: keys for rank, keys in rows.iter_rows() if rank is not None}
+
+
+def _same_order(first: Sequence[int], second: Sequence[int]) -> bool | None:
+    """Whether two ranks issued the calls both have in one order; None when they seem to have different roles."""
+    common = set(first) & set(second)
+    ours = [key for key in first if key in common]
+    theirs = [key for key in second if key in common]
+    differs = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    whole = max(1, min(len(first), len(second)))
+    if len(ours) < whole // 2:
+        return None
+    if differs is None:
+        return True
+    return False if differs >= max(FEWEST_ALIKE, len(ours) // 3) else None
