@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from ddiag.model.incident import Event
 from ddiag.model.placement import Placement, distinct_hosts
-from ddiag.model.signals_incident import Events
+from ddiag.model.signals_incident import Deaths, Events
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, State, View
 from ddiag.rulekit.proof import lines, name_hosts
 from ddiag.rulekit.rdma import FLUSHED, RETRIES, STATUS, address, addresses, by_gid, down_links, port_errors
@@ -33,14 +33,14 @@ RULE = Rule(
     id="DD913",
     root_cause="RC-13",
     needs=(Events,),
-    optional=(Placement,),
+    optional=(Placement, Deaths),
     capture="NCCL_DEBUG=WARN logs of all nodes, dmesg of the nodes they name, ibqueryerrors or ethtool -S twice",
     symptom="ncclRemoteError or 'error 12' after hours",
     evidence="status 12 completions with one node or device in common, port error events, link down in the kernel log",
     applies=lambda signals: (
         (events := signals.get(Events)) is not None and events.has("nccl.completion_error", "nccl.async_event")
     ),
-    explained_by=("DD901", "DD906", "DD907", "DD929", "DD912"),
+    explained_by=("DD906", "DD907", "DD912", "DD929", "DD930"),
     references=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout",),
 )
 _FIX = (
@@ -66,7 +66,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if ports:
         yield _flap(ports, real, events, placement)
     elif real:
-        yield _common(real, events, placement, limits)
+        yield _common(real, events, limits, echo=_died_otherwise(signals.get(Deaths)))
     elif completions:
         yield Abstain(
             "only flushed RDMA operations (status 5) are reported: they follow from another failure",
@@ -103,7 +103,13 @@ def _only(placement: Placement | None) -> tuple[str, ...]:
     return (only,) if only else ()
 
 
-def _common(real: Sequence[Event], events: Events, placement: Placement | None, limits: Limits) -> Finding:
+def _died_otherwise(deaths: Deaths | None) -> bool:
+    """A process ended first for a reason of its own: then its peers' RDMA fails because it is gone."""
+    own = ("exception", "cuda_oom", "cuda_error", "host_oom", "signal", "gpu_fault", "preempted")
+    return deaths is not None and any(death.cause in own for death in deaths.first)
+
+
+def _common(real: Sequence[Event], events: Events, limits: Limits, *, echo: bool) -> Finding:
     """The node that all failed connections share, if only one does."""
     names = addresses(events)
     partners = _partners(real, names)
@@ -116,8 +122,8 @@ def _common(real: Sequence[Event], events: Events, placement: Placement | None, 
     return Finding(
         title=(f"RDMA to {name_hosts(hosts)} broke down" if hosts else f"RDMA broke down between {involved or 'nodes'}")
         + f": {STATUS.get(status, f'status {status}')}",
-        severity=Severity.CRITICAL,
-        confidence=Confidence.HIGH if hosts and status == RETRIES else Confidence.MEDIUM,
+        severity=Severity.INFO if echo else Severity.CRITICAL,
+        confidence=Confidence.HIGH if hosts and status == RETRIES and not echo else Confidence.MEDIUM,
         culprits=Culprits(hosts=hosts),
         evidence=(*lines("completion", real), *rows),
         fix=_fixes(name_hosts(hosts) if hosts else "the nodes named"),
@@ -125,7 +131,9 @@ def _common(real: Sequence[Event], events: Events, placement: Placement | None, 
         why=f"all failed connections have {hosts[0]} in common"
         if hosts
         else "retries were used up; the reports do not single out one node",
-        doubt="when the peer's own log shows an earlier error, its process died and this is the echo",
+        doubt="a process ended for a reason of its own: this is its echo"
+        if echo
+        else "when the peer's own log shows an earlier error, its process died and this is the echo",
         state=State.CRASHED,
         began_ns=began(real),
     )

@@ -45,7 +45,7 @@ RULE = Rule(
     symptom="Xid 31 or 13 in dmesg, and somebody asks for new boards",
     evidence="program codes (13, 31 …) with the job's pids, no hardware code on these boards",
     applies=lambda signals: (events := signals.get(Events)) is not None and events.has("kernel.xid"),
-    explained_by=("DD907", "DD934"),
+    explained_by=("DD907", "DD922", "DD934"),
     references=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 
