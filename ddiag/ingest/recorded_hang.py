@@ -14,6 +14,7 @@ import polars as pl
 
 from ddiag.ingest.clues import Clues, to_tables
 from ddiag.ingest.recorded_calls import flight_rows, flight_table, inferred, status_rows, status_table
+from ddiag.ingest.recorded_guess import complete
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import UnusableError
 from ddiag.model.incident import EPOCH, Event, Seen, Stack
@@ -24,6 +25,8 @@ from ddiag.schema.phases import FORMAT_VERSION
 NAME = "hang_capture"
 _READ_BYTES = 16 << 20
 _MAIN = "MainThread"
+_RAW = "hang_capture"
+"""The whole capture, until those of all nodes are there."""
 _STOPPED, _UNINTERRUPTIBLE = "tT", "D"
 _COPIED = (
     *("pid", "local_rank", "state", "phase", "phase_s", "step", "quiet_s", "limit_s", "stuck", "wchan", "cpu_share"),
@@ -50,45 +53,42 @@ def read(source: Source, text: PlainText) -> Clues:
 
 
 def _clues(source: Source, found: dict[str, Any]) -> Clues:
-    records = list(_over(source, found)) if found.get("over_ns") else list(_records(source, found))
-    tables = to_tables(records)
-    if not found.get("over_ns"):
-        frames = {one["rank"]: _user_frame(one) for one in found["ranks"]}
-        calls = pl.concat(
-            [flight_table(flight_rows(one, frames[one["rank"]])) for one in found["ranks"]] or [_NO_CALLS]
-        )
-        stands = status_table(
-            [
-                {**row, "host": found["host"], "source": source.label}
-                for one in found["ranks"]
-                for row in status_rows(one)
-            ]
-        )
-        tables |= {name: table for name, table in (("flight", calls), ("flight_status", stands)) if table.height}
-    return Clues(
-        source,
-        NAME,
-        tables,
-        host=str(found["host"]),
-        world_size=int(found["world_size"]) or None,
-        read=len(found["ranks"]),
-    )
-
-
-_NO_CALLS = flight_table([])
+    """As it is: what calls mean is known only beside the captures of the other nodes (:func:`settled`)."""
+    kept = pl.DataFrame({"json": [json.dumps(found)]})
+    world = int(found["world_size"]) or None
+    return Clues(source, NAME, {_RAW: kept}, host=str(found["host"]), world_size=world, read=len(found["ranks"]))
 
 
 def settled(clues: Sequence[Clues]) -> list[Clues]:
-    """*clues* with what the captures of all nodes together say of calls whose end nobody saw."""
+    """*clues* with the tables of the newest captures, which are read together."""
     kept = _newest(clues)
-    ours = [one for one in kept if one.kind == NAME and "flight" in one.tables]
-    if not ours:
-        return kept
-    flight = pl.concat([one.tables["flight"].with_columns(pl.lit(place).alias("of")) for place, one in enumerate(ours)])
-    status = pl.concat([one.tables["flight_status"] for one in ours])
-    told = inferred(flight.drop("of"), status).with_columns(flight["of"])
-    parts = {id(one): told.filter(pl.col("of") == place).drop("of") for place, one in enumerate(ours)}
-    return [replace(one, tables={**one.tables, "flight": parts[id(one)]}) if id(one) in parts else one for one in kept]
+    found = {id(one): json.loads(one.tables[_RAW]["json"][0]) for one in kept if one.kind == NAME}
+    hanging = [rank for one in found.values() if not one.get("over_ns") for rank in one["ranks"]]
+    guessed = complete(hanging)
+    status = _status_of([(one, found[id(one)]) for one in kept if id(one) in found])
+    return [_told(one, found[id(one)], status, guessed) if id(one) in found else one for one in kept]
+
+
+def _status_of(found: Sequence[tuple[Clues, dict[str, Any]]]) -> pl.DataFrame:
+    return status_table(
+        [
+            {**row, "host": capture["host"], "source": one.source.label}
+            for one, capture in found
+            if not capture.get("over_ns")
+            for rank in capture["ranks"]
+            for row in status_rows(rank)
+        ]
+    )
+
+
+def _told(one: Clues, found: dict[str, Any], status: pl.DataFrame, guessed: int) -> Clues:
+    if found.get("over_ns"):
+        return replace(one, tables=to_tables(_over(one.source, found)))
+    flight = flight_table(row for rank in found["ranks"] for row in flight_rows(rank, _user_frame(rank)))
+    tables = {"flight": inferred(flight, status), "flight_status": status.filter(pl.col("source") == one.source.label)}
+    tables = {name: table for name, table in tables.items() if table.height}
+    note = f"{guessed} rank(s) wait in calls that were not recorded in this step: told from their stacks"
+    return replace(one, tables={**to_tables(_records(one.source, found)), **tables}, notes=(note,) if guessed else ())
 
 
 def captured(clues: Sequence[Clues]) -> bool:

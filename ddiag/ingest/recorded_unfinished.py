@@ -14,6 +14,7 @@ import polars as pl
 
 from ddiag.ingest.recorded_calls import flight_rows, flight_table, inferred, status_rows, status_table
 from ddiag.ingest.recorded_choice import Job
+from ddiag.ingest.recorded_guess import WHOLE_TIERS
 from ddiag.ingest.recorded_process import Placed, Process
 from ddiag.ingest.rings import Records
 from ddiag.schema.phases import Flag, Kind, Op, Phase, State
@@ -22,7 +23,6 @@ from ddiag.schema.ring import NO_DTYPE
 _NEWEST, _MOST_UNFINISHED = 12, 64
 _POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 _OPS = {int(op): op.name.lower() for op in Op}
-_WHOLE_TIERS = ("native", "hooks")
 
 
 def unfinished_tables(job: Job, placed: Sequence[Placed]) -> dict[str, pl.DataFrame]:
@@ -30,6 +30,8 @@ def unfinished_tables(job: Job, placed: Sequence[Placed]) -> dict[str, pl.DataFr
     manifest = job.manifest
     if manifest is None or not manifest.exit_code or manifest.asked_to_end:
         return {}
+    if not all(_saw_the_end(one.process) for one in placed):
+        return {}  # who is not seen in a call may well have been in it
     told = [{"rank": one.process.rank, "groups": _groups(one)} for one in placed]
     flight = flight_table([row for one in told for row in flight_rows(one, None)])
     if flight.filter(pl.col("state") != "completed").is_empty():
@@ -47,20 +49,20 @@ def _groups(one: Placed) -> list[dict[str, Any]]:
     records = process.records
     calls = records[(records["kind"] == Kind.COLLECTIVE) & (records["op"] != Op.WAIT)]
     calls = calls[np.argsort(calls["enqueue_ns"], kind="stable")]
-    known = process.facts.tier.get("tier") in _WHOLE_TIERS
-    if not known and not _looked_lately(calls, process):
-        return []
     numbers = {
         number: process.names[number] for number in np.unique(calls["group"]) if 0 <= number < len(process.names)
     }
     found = [_group(one, calls[calls["group"] == number], name) for number, name in numbers.items()]
-    silent = set(process.facts.groups) - set(numbers.values()) if known else set()
+    silent = set(process.facts.groups) - set(numbers.values())
     return found + [_group(one, calls[:0], name) for name in sorted(silent)]
 
 
-def _looked_lately(calls: Records, process: Process) -> bool:
-    """A tier that sees a share of the steps saw the last one or the one before."""
-    return bool(calls.size) and int(calls["step"].max()) >= process.step_count - 1
+def _saw_the_end(process: Process) -> bool:
+    """Its calls were recorded up to its last moment; a tier that looks at a share of the steps looked at the last."""
+    if process.facts.tier.get("tier") in WHOLE_TIERS:
+        return True
+    calls = process.records[process.records["kind"] == Kind.COLLECTIVE]
+    return bool(calls.size) and int(calls["step"].max()) >= process.step_count
 
 
 def _group(one: Placed, calls: Records, name: str) -> dict[str, Any]:
