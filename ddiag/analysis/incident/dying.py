@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddiag.model.incident import Event
 from ddiag.model.signals_incident import Events
@@ -14,6 +14,7 @@ CAUSES = (
     "cuda_oom", "gpu_fault", "cuda_error", "host_oom", "nccl_error", "exception", "signal", "exit", "unknown",
 )  # fmt: skip
 """Of several signs of one death the first of these says most."""
+HOST_FULL_PERCENT = 85.0
 STRONG = frozenset(CAUSES) - {"exit", "unknown"}
 """Causes that say by themselves why the process ended."""
 _VICTIM = re.compile(
@@ -63,13 +64,21 @@ class Sign:
 def signs(events: Events) -> Iterator[Sign]:
     """Every sign of a death among *events*."""
     watched = {event.rank for event in events.of(*_ABORTING)}
+    full = any((event.number("percent") or 0) >= HOST_FULL_PERCENT for event in events.of("ds.host_memory"))
     for event in events.all:
         if event.kind == "launcher.child_failed":
-            yield from _child(event, watched)
+            yield from (_starved(sign) if full else sign for sign in _child(event, watched))
         elif event.kind == "python.fatal":
             yield _fatal(event, watched)
         elif event.kind in _READERS:
             yield from _READERS[event.kind](event)
+
+
+def _starved(sign: Sign) -> Sign:
+    """A kill on a host whose memory was nearly full."""
+    if signal_of(sign.event) != signal.SIGKILL:
+        return sign
+    return replace(sign, cause="host_oom", what=f"{sign.what} while the host's memory was nearly full")
 
 
 def cause_of(text: str) -> str:

@@ -27,6 +27,8 @@ class Remarks:
     def line(self, line: Line) -> Iterator[Seen]:
         if found := _KERNEL.search(line.text):
             yield Event("log.kernel_warning", {"version": found["version"]})
+        elif "not* synchronized" in line.text or "negative travel time" in line.text:
+            yield Event("log.clock_skew", {})
         elif _EXISTS.search(line.text):
             yield Event("log.stale_lock", {})
 

@@ -33,6 +33,7 @@ C10D = {
     "python.exception": "an uncaught exception: type, message, frames (list, innermost first), caused_by",
     "python.fatal": "the interpreter died (faulthandler, segfault): reason",
     "log.kernel_warning": "accelerate warns of a kernel below 5.5: version",
+    "log.clock_skew": "a tool says that the clocks of the nodes differ",
     "log.stale_lock": "a lock file of another (or an earlier) process is in the way",
     "log.progress": "the last sign of life of a rank's loop: step, epoch, total, what (train, eval, tokenizer, save …)",
     "log.phase": "a rank says what it does: phase (checkpoint_save, checkpoint_load, evaluate, tokenize, compile, "
