@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from ddiag.model.recorded import EXITS
-from ddiag.model.signals_recorded import DeviceHealth, Exits, PinnedMemory, UnusedSearch
+from ddiag.model.signals_recorded import DeviceHealth, Exits, PinnedMemory, UnmarkedTime, UnusedSearch
 from tests.factory_time import EPOCH_NS, Given, Shape
 
 SECOND_NS = 1_000_000_000
@@ -68,3 +68,9 @@ def pinned_memory(shape: Shape, given: Given) -> PinnedMemory:
 def unused_search(shape: Shape, given: Given) -> UnusedSearch:
     """A search that finds something now and then, so that it is needed."""
     return UnusedSearch(**{"looks": 40, "ever_unused": True, "modules": (0,), "ranks": shape.ranks, **given})
+
+
+def unmarked_time(shape: Shape, given: Given) -> UnmarkedTime:
+    """A hundredth of the step for bookkeeping of the script's own. Shorthand ``ms``: of every rank."""
+    ms = given.pop("ms", 0.01 * shape.step_ms)
+    return UnmarkedTime(**{"ms_per_step": dict.fromkeys(shape.ranks, ms), "after": "optimizer", **given})

@@ -42,6 +42,8 @@ class Plan:
     closed: bool = True
     save_every: int = 0
     save_ms: float = 300.0
+    pause_ms: float = 0.0
+    """What the script does of its own after the update."""
 
 
 def write_run(folder: Path, *plans: Plan, ended: bool = True) -> Path:
@@ -107,6 +109,7 @@ class Writer:
         spent[Phase.BACKWARD] = self.now - began
         self.ring.complete(backward, self.now)
         self._phase(number, Phase.OPTIMIZER, 8.0, spent)
+        self.now += int(plan.pause_ms * MS)
         if plan.save_every and number % plan.save_every == 0:
             self._phase(number, Phase.CHECKPOINT, plan.save_ms, spent)
         self._summary(number, begin, spent)

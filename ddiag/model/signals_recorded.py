@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -56,4 +57,14 @@ class UnusedSearch:
     ranks: tuple[int, ...]
 
 
-RECORDED_FAMILIES: tuple[type, ...] = (Exits, DeviceHealth, PinnedMemory, UnusedSearch)
+@dataclass(frozen=True)
+class UnmarkedTime:
+    """What the training thread did between an update and the next batch, and no phase accounts for."""
+
+    ms_per_step: Mapping[int, float]
+    """By rank."""
+    after: str
+    """Phase that most of it follows."""
+
+
+RECORDED_FAMILIES: tuple[type, ...] = (Exits, DeviceHealth, PinnedMemory, UnusedSearch, UnmarkedTime)

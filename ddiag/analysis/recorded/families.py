@@ -23,6 +23,7 @@ from ddiag.analysis.recorded.overhead import recorded_overhead
 from ddiag.analysis.recorded.pinned import pinned_memory
 from ddiag.analysis.recorded.queueing import served
 from ddiag.analysis.recorded.steps import recorded_windows
+from ddiag.analysis.recorded.unmarked import unmarked_time
 from ddiag.analysis.recorded.unused import unused_search
 from ddiag.analysis.shard_units import shard_units
 from ddiag.model.run import Run
@@ -62,6 +63,7 @@ def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
         device_health(run, windows),
         pinned_memory(run),
         unused_search(run),
+        unmarked_time(run, windows),
     )
     return {type(family): family for family in found if family is not None}
 

@@ -39,3 +39,9 @@ def test_input_that_holds_up_everybody(tmp_path: Path) -> None:
     titles = _found(tmp_path, *healthy(input_ms=40.0))
     assert "DD101" in titles
     assert "DD502" not in titles
+
+
+def test_what_the_script_does_of_its_own_after_every_update(tmp_path: Path) -> None:
+    titles = _found(tmp_path / "a", *healthy(pause_ms=30.0))
+    assert titles["DD210"].startswith("the script takes 30.0 ms per step (25%) of its own after optimizer")
+    assert "DD210" not in _found(tmp_path / "b", *healthy(pause_ms=3.0))
