@@ -12,7 +12,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-WIDTH, LAYERS, BATCH, STEPS = 512, 4, 512, 30
+WIDTH, LAYERS, BATCH, STEPS = 512, 4, 512, 20
 OPTIMIZER_THREADS = int(sys.argv[1])
 
 
