@@ -16,6 +16,7 @@ CAPTURE = (
 CAUSES = (
     "DD901", "DD906", "DD907", "DD908", "DD909", "DD910", "DD911", "DD912", "DD913", "DD914", "DD915", "DD920", "DD921",
     "DD922", "DD925", "DD926", "DD929", "DD930", "DD934", "DD937", "DD939", "DD941", "DD943",
+    "DD626", "DD627", "DD628", "DD630", "DD632",
 )  # fmt: skip
 """Rules whose finding explains a stall: a death, a broken device, link, network or set-up."""
 

@@ -71,8 +71,8 @@ class Environment:
     )
 
     def line(self, line: Line) -> Iterator[Seen]:
-        if "NCCL INFO" in line.text or "NCCL WARN" in line.text:
-            return
+        if "NCCL INFO" in line.text or "NCCL WARN" in line.text or "try setting " in line.text:
+            return  # NCCL's own words, or the advice in an out-of-memory text: not what is set
         for name, value in (*_ASSIGNED.findall(line.text), *_IN_DICT.findall(line.text)):
             yield Setting("env", name, value.strip("\"'"))
             if name == "CUDA_VISIBLE_DEVICES":
