@@ -142,10 +142,10 @@ def _records(source: Source, found: dict[str, Any]) -> Iterator[Seen]:
 
 def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
     rank, pid, state = one["rank"], one["pid"], one["state"]
-    if one["closed"]:
+    if one["closed"] and not one.get("code") and "signal" not in one:
         yield "process.finished", {"pid": pid}, f"rank {rank} (pid {pid}) has ended in good order"
         return
-    if not state or state in "ZX":
+    if one["closed"] or not state or state in "ZX":
         ended = f"killed by signal {one['signal']}" if "signal" in one else f"exit code {one.get('code', 'unknown')}"
         fields = {"pid": pid, "local_rank": one["local_rank"], "exitcode": one.get("code"), "signal": one.get("signal")}
         yield "process.gone", fields, f"rank {rank} (pid {pid}) is gone: {ended}"

@@ -33,7 +33,9 @@ TICK_S = 1.0
 MOST_ALARMS = 5
 _SAME_HANG_S = 90.0
 """A request this young is about the hang that we see as well."""
-_ENDING_S = 30.0
+ENDING_S = 33.0
+"""How long launchers take to end a job of which a rank has ended: torchrun waits 30 s before it kills."""
+_KILL_AFTER_S = 30.0
 _SURE = 3
 """Looks at ranks that move again before that is said: those that die move too."""
 _STOP_S = 2.0
@@ -112,6 +114,8 @@ class Watchdog:
         self._alarms = 0
         self._hanging: dict[int, int] = {}
         """pid -> its last progress, of the ranks of an alarm; empty while all is well."""
+        self._running = 0
+        self._fewer_since = -ENDING_S
         self._moving = 0
         """Looks in a row at which all of them went on."""
         self._captured: list[Path] = []
@@ -142,10 +146,17 @@ class Watchdog:
         self._answer(standings)
         if self._hanging:
             self._still_hanging()
-        elif self._alarms < MOST_ALARMS:
+        elif self._alarms < MOST_ALARMS and not self._ending(sum(one.alive for one in standings)):
             alarm = judge(standings, self._guarded.after_s, patience=self._patience)
             if alarm is not None:
                 self._alarm(alarm)
+
+    def _ending(self, running: int) -> bool:
+        """Ranks have just ended: the launcher may be about to end the others, who wait for them in vain until then."""
+        if running < self._running:
+            self._fewer_since = time.monotonic()
+        self._running = running
+        return time.monotonic() - self._fewer_since < ENDING_S
 
     # -- a hang --------------------------------------------------------------------------------------------------------
 
@@ -201,7 +212,7 @@ class Watchdog:
         """What the user asked for: like a scheduler does it, first kindly."""
         self._say("ending the job (--on-hang kill)")
         os.kill(self._guarded.root, signal.SIGTERM)
-        for _ in range(int(_ENDING_S / TICK_S)):
+        for _ in range(int(_KILL_AFTER_S / TICK_S)):
             self.pause(TICK_S)
         for one in self._ranks.all():
             if one.alive:

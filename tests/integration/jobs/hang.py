@@ -141,7 +141,7 @@ def after_step(rank: int, model: torch.nn.Module) -> None:
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=FOREVER_S))
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=float(os.environ.get("TIMEOUT_S", FOREVER_S))))
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 1)))

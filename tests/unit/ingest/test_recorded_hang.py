@@ -80,6 +80,7 @@ def test_ranks_that_went_on_hang_no_longer(tmp_path: Path) -> None:
         (late(1, state="D", wchan="nfs_wait", kernel=["nfs_wait"]), "process.uninterruptible", "nfs_wait"),
         (late(1, state="", signal=9, stacks=[]), "process.gone", "killed by signal 9"),
         (late(1, closed=True, state="", stacks=[]), "process.finished", "good order"),
+        (late(1, closed=True, state="", stacks=[], code=1), "process.gone", "exit code 1"),
     ],
 )
 def test_the_state_of_a_process_is_told_in_words(tmp_path: Path, one: dict[str, object], kind: str, words: str) -> None:
