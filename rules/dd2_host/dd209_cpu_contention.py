@@ -23,13 +23,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddiag.model.signals import HostLoad, JobFacts, StepBudget
+from ddiag.model.signals import HostLoad, JobFacts, LateRanks, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View, step_cost
 
 RULE = Rule(
     id="DD209",
     root_cause="RC-50",
     needs=(JobFacts, StepBudget, HostLoad),
+    optional=(LateRanks,),
     capture="ddiag run samples the host; at least a few seconds of steady steps",
     symptom="steps jitter, `top` shows a load average far above the number of CPUs",
     evidence="runnable threads per CPU and time spent waiting for a CPU, sampled during the steps",
@@ -49,6 +50,8 @@ class Limits:
     """Part of the time in which the control group's CPU quota held the job back, from which it matters."""
     own_share: float = 0.7
     """Part of the CPUs that the job itself uses, from which the crowd is its own."""
+    others_share: float = 0.15
+    """Part of the CPUs that somebody else must use to be part of the crowd."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
@@ -61,11 +64,20 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         throttled = (row["throttled_share"] or 0.0) >= limits.throttled_share
         if crowded or stolen or throttled:
             finding = _finding(row, signals[HostLoad].seconds, limits, throttled=throttled, stolen=stolen)
-            yield replace(finding, cost=step_cost(budget.mean("comm_wait_ms"), budget, facts))
+            waiting_ms = budget.mean("comm_wait_ms") * (1.0 - _explained(signals.get(LateRanks)))
+            yield replace(finding, cost=step_cost(waiting_ms, budget, facts))
+
+
+def _explained(late: LateRanks | None) -> float:
+    """Share of the waiting that is due to one rank whose lateness has nothing to do with CPUs."""
+    if late is None or late.persistent_rank is None:
+        return 0.0
+    row = late.table.filter(late.table["rank"] == late.persistent_rank).row(0, named=True)
+    return float(row["blame_share"]) if row["cause"] in ("input", "device") else 0.0
 
 
 def _finding(row: Mapping[str, Any], seconds: float, limits: Limits, *, throttled: bool, stolen: bool) -> Finding:
-    own = row["job_share"] is not None and row["job_share"] >= limits.own_share
+    own = _own(row, limits)
     outside = throttled or stolen or (row["job_share"] is not None and not own)
     share = f"; this job gets {row['job_share']:.0%} of their time" if row["job_share"] is not None else ""
     what = f"{row['runnable_per_cpu']:.1f} threads want to run per CPU"
@@ -90,9 +102,17 @@ def _finding(row: Mapping[str, Any], seconds: float, limits: Limits, *, throttle
         verify="`ddiag run` again: fewer than "
         f"{limits.runnable_per_cpu:g} runnable threads per CPU, and nobody waits for a CPU most of the time",
         why="threads that are ready to run were waiting for a CPU while the steps ran",
-        doubt="the cost stated is all waiting for other ranks, of which this may be only a part; threads of low "
-        "priority count as well, and hardly disturb",
+        doubt="the cost stated is all waiting for other ranks that no late input or device explains, of which this may "
+        "be only a part; threads of low priority count as well, and hardly disturb",
     )
+
+
+def _own(row: Mapping[str, Any], limits: Limits) -> bool:
+    """The crowd is the job's own: it has most of the CPUs, or nobody else has much of them."""
+    if row["job_share"] is None:
+        return False
+    others = None if row["busy_share"] is None else row["busy_share"] - row["job_share"]
+    return row["job_share"] >= limits.own_share or (others is not None and others < limits.others_share)
 
 
 def _evidence(row: Mapping[str, Any], seconds: float, limits: Limits) -> Iterator[Evidence]:

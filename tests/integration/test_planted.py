@@ -1,7 +1,7 @@
 """Real jobs with one fault planted: the first finding names it, and its rank; the same job done right is quiet.
 
-The machine that runs the tests has noise of its own. Where a recording shows that the job did not get the processors it
-wanted (DD209), skew between ranks that nobody planted is true, and is not held against the diagnosis.
+The machine that runs the tests has work of its own. Where a recording shows that others took the processors from the
+job (DD209), that is true, and is not held against the diagnosis; nothing else is excused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ pytestmark = [
 CULPRIT = (1,)
 EVERYBODY = ()
 TOO_FEW_CPUS = "DD209"
-SKEW = {"DD501", "DD503", "DD504", "DD506", "DD507", TOO_FEW_CPUS}
-"""What a busy machine does to any job."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,8 @@ def diagnosed(folder: Path, planted: Planted, options: str) -> Diagnosis:
 
 
 def alarms(diagnosis: Diagnosis) -> list[Finding]:
-    """Findings worth acting on; without the machine's own noise where there was some."""
-    found = [one for one in diagnosis.findings if one.severity is not Severity.INFO]
-    busy = any(one.rule == TOO_FEW_CPUS for one in found)
-    return [one for one in found if not (busy and one.rule in SKEW)]
+    """Findings worth acting on, but for the machine's own work."""
+    return [one for one in diagnosis.findings if one.severity is not Severity.INFO and one.rule != TOO_FEW_CPUS]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,6 +17,22 @@ def test_a_crowd_of_the_jobs_own_is_information() -> None:
     assert the_finding("DD209", host_load={**CROWDED, "job_share": 0.9}).severity is Severity.INFO
 
 
+def test_a_job_that_waits_for_its_own_is_no_outside_crowd() -> None:
+    waiting = {**CROWDED, "busy_share": 0.6, "job_share": 0.5}
+    assert the_finding("DD209", host_load=waiting).severity is Severity.INFO
+    assert the_finding("DD209", host_load={**waiting, "busy_share": 0.9}).severity is Severity.WARNING
+
+
+def test_waiting_for_late_input_is_not_put_on_the_crowd() -> None:
+    late = {"late": {"rank": 3, "cause": "input", "input_ms": 30.0}, "wait_ms_per_step": 30.0}
+    crowd = {**CROWDED, "job_share": 0.2}
+    alone = the_finding("DD209", host_load=crowd, late_ranks={"wait_ms_per_step": 30.0, "rotating": True})
+    beside = the_finding("DD209", host_load=crowd, late_ranks=late)
+    assert beside.cost.ms_per_step is not None
+    assert alone.cost.ms_per_step is not None
+    assert beside.cost.ms_per_step < 0.5 * alone.cost.ms_per_step
+
+
 def test_busy_cpus_alone_are_what_training_on_cpus_looks_like() -> None:
     assert findings("DD209", host_load={"runnable_per_cpu": 1.2, "busy_share": 1.0, "job_share": 1.0}) == []
 
