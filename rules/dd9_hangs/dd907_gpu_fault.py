@@ -90,7 +90,7 @@ def _boards(hard: Sequence[Board], events: Events, placement: Placement | None, 
     where = ", ".join(named.devices[: limits.most_boards_named]) or "a GPU"
     many = len(hard) > limits.most_boards_named
     ports = tuple(event for event in events.of("kernel.aer"))
-    on = f" on {name_hosts(named.hosts)}" if named.hosts else ""
+    on = f" on {name_hosts(named.hosts)}" if named.hosts and not named.ranks else ""
     return Finding(
         title=f"{f'{len(hard)} GPUs' if many else where}{on}: {codes_in_words(codes[:3])}",
         severity=Severity.CRITICAL,
