@@ -76,8 +76,6 @@ def read_calls(files: ProcessFiles, facts: Facts, *, step: int) -> list[dict[str
         if record.kind == Kind.COLLECTIVE and record.op != Op.WAIT:
             by_group[record.group].append(record)
     known = facts.tier in _WHOLE_TIERS or _looked_lately(by_group, step)
-    if not known:
-        by_group.clear()
     for number in facts.groups:
         by_group.setdefault(number, [])
     return [
