@@ -1,7 +1,8 @@
-"""The job that ``tools.bench_recorder`` measures: DDP whose recorder is switched on and off between blocks of steps.
+"""The job that ``tools.bench_recorder`` measures: DDP trained with the recorder on and off, inside one process group.
 
-Everything is compared inside one process group, block against block, so that what the machine does meanwhile falls on
-all modes alike. A block trains a fresh replica; its first steps are not counted.
+What the machine does meanwhile must fall on both alike, so they alternate in two ways. Blocks of steps: the recorder
+begins and ends, as a user's would; a block trains a fresh replica, and its first steps are not counted. Turns: in one
+recording, the recorder's hooks are switched off and on from step to step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tools.bench_recorder_parts import Switch, micro, operations
+
 OFF, TRACEML = "off", "traceml"
-WARM_STEPS = 8
-"""More than the sampling tier's first steps, all of which it looks at."""
+WARM_STEPS = 12
+"""More than the sampling tiers' first steps, all of which they look at, and what they take to settle."""
 LAYERS = 34
-SHAPES = {"cpu": (256, 192), "cuda": (4096, 4096)}
+SHAPES = {"cpu": (256, 256), "cuda": (4096, 4096)}
 """Width and batch: steps of 50 to 250 ms."""
 BUCKET_MB = 0.2
 """Less than a layer: one collective each."""
-RING_RECORDS = 33_000
-"""Goes once round a ring, so that its whole memory counts."""
-CALLS, ISSUED = 20_000, 100
 
 Steps = dict[str, list[float]]
+CLOCKS: dict[str, Callable[[], float]] = {
+    "wall": time.perf_counter,
+    "thread": time.thread_time,
+    "process": time.process_time,
+}
 
 
 @contextlib.contextmanager
@@ -62,101 +68,95 @@ def step_context(mode: str, model: nn.Module) -> contextlib.AbstractContextManag
     return context
 
 
-def train(mode: str, steps: int, device: str) -> Steps:
-    """Per counted step: wall time, CPU time of the training thread and of the process, in ms."""
-    torch.manual_seed(0)
-    width, rows = SHAPES[device]
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh())]
-    model = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=BUCKET_MB)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    batch = torch.randn(rows, width, device=device)
-    found: Steps = {"wall": [], "thread": [], "process": []}
-    clocks = {"wall": time.perf_counter, "thread": time.thread_time, "process": time.process_time}
-    for number in range(WARM_STEPS + steps):
-        began = {name: clock() for name, clock in clocks.items()}
-        with step_context(mode, model):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-        if device == "cuda":
+class Training:
+    """A replica and what one of its steps takes."""
+
+    def __init__(self, device: str, *, width: int = 0, rows: int = 0, bucket_mb: float = BUCKET_MB) -> None:
+        torch.manual_seed(0)
+        width, rows = width or SHAPES[device][0], rows or SHAPES[device][1]
+        layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh())]
+        self.model = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_mb)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
+        self.batch = torch.randn(rows, width, device=device)
+        self.device = device
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+        if self.device == "cuda":
             torch.cuda.synchronize()
+
+    def timed(self, mode: str = OFF) -> dict[str, float]:
+        """Milliseconds of one step, by each clock."""
+        began = {name: clock() for name, clock in CLOCKS.items()}
+        with step_context(mode, self.model):
+            self.step()
+        return {name: (clock() - began[name]) * 1e3 for name, clock in CLOCKS.items()}
+
+
+def block(mode: str, steps: int, device: str, active: Any) -> tuple[dict[str, float], float]:
+    """Mean milliseconds of the counted steps by each clock, and the part of them that the tier looked at.
+
+    Means: a sampling tier makes a few steps dear, which a median would hide.
+    """
+    training = Training(device)
+    switch = None if active is None else Switch(mode)
+    found: list[dict[str, float]] = []
+    looked = 0
+    for number in range(WARM_STEPS + steps):
+        looking = switch is not None and switch.looking
+        taken = training.timed(mode)
         if number >= WARM_STEPS:
-            for name, clock in clocks.items():
-                found[name].append((clock() - began[name]) * 1e3)
-    return found
+            found.append(taken)
+            looked += looking
+    return {name: statistics.mean(one[name] for one in found) for name in CLOCKS}, looked / steps
 
 
-def rss_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+def take_turns(mode: str, rounds: int, device: str, out: Path) -> dict[str, Any]:
+    """Steps of one training, by what the recorder does in them; twice off, to see what a difference means here."""
+    order = random.Random(1)
+    with recording(mode, out) as active:
+        training = Training(device)
+        for _ in range(WARM_STEPS):
+            training.step()
+        switch = Switch(mode)
+        found = []
+        with switch.held():
+            for _ in range(rounds):
+                taken = {}
+                for kind in order.sample(switch.kinds, len(switch.kinds)):
+                    switch.to(kind)
+                    taken[kind] = training.timed()
+                found.append(taken)
+        return {"turns": found, "operations": operations(active)}
+
+
+def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -> dict[str, Any]:
+    order = random.Random(0)
+    group = solo_group()
+    block(OFF, steps, device, None)
+    found: dict[str, Any] = {"rounds": [], "rows": SHAPES[device][1]}
+    for mode in modes:
+        if mode not in (OFF, TRACEML):
+            found["micro"] = micro(partial(recording, mode, out), mode, group, device)
+            found |= take_turns(mode, 4 * rounds, device, out)
+    sampled = []
+    for _ in range(rounds):
+        means: dict[str, dict[str, float]] = {}
+        for mode in order.sample(modes, len(modes)):
+            dist.barrier()
+            with recording(mode, out) as active:
+                means[mode], looked = block(mode, steps, device, active)
+                sampled += [] if active is None else [looked]
+        found["rounds"].append(means)
+    return found | {"sampled": statistics.mean(sampled) if sampled else 1.0}
 
 
 def solo_group() -> Any:
     """A group of this rank alone: its collectives cost their issue and nothing else."""
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     return groups[dist.get_rank()]
-
-
-def collectives(group: Any, count: int, tensor: torch.Tensor) -> dict[str, float]:
-    """CPU time per asynchronous collective, and per wait for one that has long ended, in µs."""
-    taken: dict[str, list[float]] = {"issue": [], "process": [], "wait": []}
-    for _ in range(0, count, ISSUED):
-        began, began_all = time.thread_time(), time.process_time()
-        works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(ISSUED)]
-        issued = time.thread_time()
-        while not all(work.is_completed() for work in works):
-            time.sleep(0.001)
-        ended, ended_all = time.thread_time(), time.process_time()
-        for work in works:
-            work.wait()
-        taken["issue"].append(issued - began)
-        taken["process"].append(ended_all - began_all)
-        taken["wait"].append(time.thread_time() - ended)
-    return {name: sorted(values)[len(values) // 4] / ISSUED * 1e6 for name, values in taken.items()}
-
-
-def marks(active: Any) -> float:
-    """CPU time of one phase mark, in µs: a phase has two, its beginning and its end."""
-    from ddiag.schema.phases import Phase
-
-    taken = []
-    for _ in range(20):
-        began = time.thread_time()
-        for _ in range(ISSUED):
-            active.leave(active.enter(Phase.LOGGING))
-        taken.append(time.thread_time() - began)
-    return sorted(taken)[5] / (2 * ISSUED) * 1e6
-
-
-def micro(mode: str, out: Path, group: Any, device: str) -> dict[str, Any]:
-    """What one asynchronous collective and one phase cost, and what the rings weigh when they are full."""
-    tensor, before = torch.ones(8, device=device), rss_mb()
-    with recording(mode, out) as active:
-        found: dict[str, Any] = {"collective": collectives(group, CALLS, tensor)}
-        if active is not None:
-            found["mark"] = marks(active)
-            collectives(group, RING_RECORDS, tensor)
-        found["rss_mb"] = rss_mb() - before
-    return found
-
-
-def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -> dict[str, Any]:
-    order = random.Random(0)
-    group = solo_group()
-    train(OFF, steps, device)
-    found: dict[str, Any] = {"micro": {}, "rounds": []}
-    for mode in modes:
-        if mode != TRACEML:
-            found["micro"][mode] = micro(mode, out, group, device)
-    for _ in range(rounds):
-        means: dict[str, dict[str, float]] = {}
-        for mode in order.sample(modes, len(modes)):
-            dist.barrier()
-            with recording(mode, out):
-                # Means: a sampling tier makes a few steps dear, which a median would hide.
-                means[mode] = {name: statistics.mean(values) for name, values in train(mode, steps, device).items()}
-        found["rounds"].append(means)
-    return found
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from ddiag.schema import ring, steps
 from ddiag.schema.folder import ERRORS, NODES, PROFILE, ProcessFiles, find_processes
 from ddiag.schema.phases import Flag, Kind, Op, Phase, State
 from ddiag.schema.samples import read_samples
-from tools.bench_recorder import Verdicts, Wanted, finished, measure, shares, torchrun
+from tools.bench_recorder import STEP_SHARE, Verdicts, shares
+from tools.bench_recorder_measure import Wanted, finished, measure, torchrun
 
 JOB = Path(__file__).with_name("gpu_check_job.py")
 JOB_LIMIT_S = 180
@@ -53,7 +54,8 @@ def main() -> int:
     print("cost, on against off")
     wanted = Wanted(["off", "dispatch"], options.rounds, 12, device)
     found = measure(torchrun(sys.executable, ranks=1), wanted, ranks=1)
-    shares(found, "dispatch", verdicts, judged=True)
+    share = shares(found, "dispatch", verdicts)
+    verdicts.line(f"less than {STEP_SHARE:.0%} of a step", str(share), share.judge(STEP_SHARE) or "UNDECIDED (noise)")
     return int(verdicts.failed)
 
 

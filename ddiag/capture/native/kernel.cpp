@@ -493,6 +493,10 @@ bool start(const std::string& own, const std::string& python, uint64_t capacity,
 
 void stop() { active.store(nullptr, std::memory_order_release); }
 
+// Go on with *ring*, a value that the last hold returned. For measurements: a start maps the files anew.
+uintptr_t hold() { return reinterpret_cast<uintptr_t>(active.exchange(nullptr)); }
+void go_on(uintptr_t ring) { active.store(reinterpret_cast<Ring*>(ring), std::memory_order_release); }
+
 // A fork must not catch another thread inside the tables.
 void before_fork() { tables.lock(); }
 void after_fork() { tables.unlock(); }
@@ -571,6 +575,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pthread_atfork(before_fork, after_fork, sleep_in_child);
   module.def("start", &start);
   module.def("stop", &stop);
+  module.def("hold", &hold);
+  module.def("go_on", &go_on);
   module.def("set_group", &set_group);
   module.def("set_dtype", &set_dtype);
   module.def("set_context", &set_context);
