@@ -165,7 +165,7 @@ def _stall(found: Verdict, known: Known, origin: str) -> Stall:
         seq=hints.seq,
         op=hints.op or None,
         why="",
-        where=_where(found, doing, stands_frames=hints.frames),
+        where=_where(found, doing, hints.frames) or _stands_at(found, around),
         phase=doing.phase if doing is not None else "",
         ahead=tuple(sorted(hints.ahead & set(found.culprits))),
         candidates=found.candidates,
@@ -195,6 +195,11 @@ def _victims(found: Verdict, known: Known) -> tuple[int, ...]:
         everyone |= {rank for ranks in known.place.members.values() for rank in ranks}
     blamed = set(found.culprits) or set(found.candidates)
     return tuple(sorted(everyone - blamed)) if found.verdict != "running" else ()
+
+
+def _stands_at(found: Verdict, around: Context) -> str | None:
+    """Line of user code of the first culprit's stack, whatever it does there."""
+    return next((phases.user_line(around.stack_of[rank]) for rank in found.culprits if rank in around.stack_of), None)
 
 
 def _where(found: Verdict, doing: Doing | None, stands_frames: dict[int, str]) -> str | None:
