@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import ddiag
@@ -42,8 +43,14 @@ def load(paths: Sequence[str], *, jobs: int | None = None, progress: Progress | 
 
 def rules_for(added: Sequence[str] = (), limits: str | None = None) -> tuple[LoadedRule, ...]:
     """The built-in rules and those in the folders *added*, with the thresholds of the TOML file *limits*."""
-    loaded = load_rules(rules_folder(), [Path(folder) for folder in added])
+    loaded = load_rules(rules_folder(), [Path(folder) for folder in added]) if added else _built_in()
     return loaded if limits is None else apply_limits(loaded, read_limits(Path(limits)), limits)
+
+
+@cache
+def _built_in() -> tuple[LoadedRule, ...]:
+    """The built-in rules, imported once."""
+    return load_rules(rules_folder())
 
 
 def examine(run: Run, rules: Sequence[LoadedRule], *, steps: tuple[int, int] | None = None) -> Examination:
