@@ -26,7 +26,7 @@ def capture_now(run: Path) -> list[str]:
         raise InputError(f"{run}: this job has ended; leave --live away")
     host = socket.gethostname()
     request = write_capture_request(run, BY_USER, host)
-    hosts = {node.host for node in read_nodes(run) if node.end_wall_ns is None}
+    hosts = {node.host for node in read_nodes(run) if node.end_wall_ns is None} or {host}
     began, tried = time.monotonic(), False
     while time.monotonic() - began < LIMIT_S:
         missing = [one for one in hosts if not capture_file(run, one, request.number).exists()]
