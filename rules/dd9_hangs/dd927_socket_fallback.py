@@ -68,7 +68,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"{name_hosts(hosts)} talk{'s' if len(hosts) <= 1 else ''} TCP to other nodes"
         + (f": {why}" if why else "")
-        + (f", while {name_hosts(rdma)} has RDMA" if rdma and not set(rdma) & set(hosts) else ""),
+        + (f", while RDMA works on {name_hosts(rdma)}" if rdma and not set(rdma) & set(hosts) else ""),
         severity=Severity.WARNING,
         confidence=Confidence.HIGH if why or rdma else Confidence.MEDIUM,
         culprits=Culprits(hosts=hosts, where=why if disabled or forced else None),

@@ -63,7 +63,7 @@ class NcclLog:
         if setting is not None:
             yield setting
             return
-        if "NCCL version" in message.text:
+        if message.text.startswith("NCCL version"):
             yield from self._version(message)
             return
         event = _read(message)
