@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import msgspec
-import numpy as np
 import polars as pl
 
 from ddiag.ingest.flight_dump import DumpGroup, whole
@@ -25,39 +24,44 @@ _decode = msgspec.json.Decoder().decode
 def columns(entries: Entries, groups: Mapping[str, DumpGroup], rank: int | None) -> pl.DataFrame:
     """Rows of the table ``flight``, ``group`` being the bare name, in the order recorded."""
     names, calls = entries.names, entries.calls
-    sizes = _spelled(list(zip(entries["input_sizes"], entries["output_sizes"], strict=True)))
-    types = _spelled(list(zip(entries["input_dtypes"], entries["output_dtypes"], strict=True)))
-    ends = list(zip(entries.groups, names, strict=True))
+    called = _Coded(names)
+    sizes = _Coded(_spelled(list(zip(entries["input_sizes"], entries["output_sizes"], strict=True))))
+    types = _Coded(_spelled(list(zip(entries["input_dtypes"], entries["output_dtypes"], strict=True))))
+    ends = _Coded(list(zip(entries.groups, names, strict=True)))
     return pl.DataFrame(
         {
-            "rank": pl.repeat(rank, entries.count, dtype=pl.Int32, eager=True),
-            "group": _looked_up(entries.groups, lambda name: name, pl.String),
-            "call": _looked_up(entries.p2p, lambda is_p2p: "p2p" if is_p2p else "coll", pl.String),
-            "op": _looked_up(names, lambda name: calls[name].op, pl.String),
+            "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, entries.count),
+            "group": ends.column(lambda end: end[0], pl.String),
+            "call": _Coded(entries.p2p).column(lambda is_p2p: "p2p" if is_p2p else "coll", pl.String),
+            "op": called.column(lambda name: calls[name].op, pl.String),
             "seq": _integers(entries.seqs),
             "op_id": _integers(entries["op_id"]),
-            "peer": _looked_up(ends, lambda end: _peer(groups.get(end[0]), calls[end[1]].other), pl.Int32),
+            "peer": ends.column(lambda end: _peer(groups.get(end[0]), calls[end[1]].other), pl.Int32),
             "state": _states(entries),
-            "numel_in": _looked_up(sizes, lambda text: _numel(text, 0), pl.Int64),
-            "numel_out": _looked_up(sizes, lambda text: _numel(text, 1), pl.Int64),
-            "sizes": _looked_up(sizes, _sizes, pl.String),
-            "dtype": _looked_up(types, _types, pl.String),
+            "numel_in": sizes.column(lambda text: _numel(text, 0), pl.Int64),
+            "numel_out": sizes.column(lambda text: _numel(text, 1), pl.Int64),
+            "sizes": sizes.column(_sizes, pl.String),
+            "dtype": types.column(_types, pl.String),
             "created_ns": _times(entries, "time_created"),
             "started_ns": _times(entries, "time_discovered_started"),
             "completed_ns": _times(entries, "time_discovered_completed"),
             "timeout_ms": _integers(entries["timeout_ms"]),
-            "frame": _looked_up(user_frames(entries["frames"]), lambda frame: frame, pl.String),
+            "frame": _Coded(user_frames(entries["frames"])).column(lambda frame: frame, pl.String),
         }
     )
 
 
-def _looked_up(values: Sequence[Hashable], meaning: Callable[[Any], Any], dtype: Any) -> pl.Series:
-    """``meaning`` of each value; it is asked once per different one, and texts share their memory."""
-    codes: dict[Hashable, int] = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    meanings = pl.Series([meaning(value) for value in codes], dtype=dtype, strict=False)
-    if len(codes) == len(values):
-        return meanings
-    return meanings.gather(np.fromiter(map(codes.__getitem__, values), dtype=np.uint32, count=len(values)))
+class _Coded:
+    """Values by number, so that what they mean is asked once per different one, and texts share their memory."""
+
+    def __init__(self, values: Sequence[Hashable]) -> None:
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        self._different = list(numbers)
+        self._places = pl.Series([numbers[value] for value in values], dtype=pl.UInt32)
+
+    def column(self, meaning: Callable[[Any], Any], dtype: Any) -> pl.Series:
+        """``meaning`` of each value."""
+        return pl.Series([meaning(value) for value in self._different], dtype=dtype, strict=False)[self._places]
 
 
 def _integers(values: Sequence[Any]) -> pl.Series:
@@ -89,7 +93,7 @@ def _states(entries: Entries) -> pl.Series:
         gloo = ((retired is True, name) for retired, name in zip(entries["retired"], entries.names, strict=True))
         over = [retired and name.startswith("gloo:") for retired, name in gloo]
         written = ["completed" if is_over else state for is_over, state in zip(over, written, strict=True)]
-    return _looked_up(written, lambda state: state.lower() if state.lower() in _STATES else "scheduled", pl.String)
+    return _Coded(written).column(lambda state: state.lower() if state.lower() in _STATES else "scheduled", pl.String)
 
 
 def _peer(group: DumpGroup | None, other: int | None) -> int | None:

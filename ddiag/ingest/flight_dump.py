@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ddiag.ingest.flight_json import json_objects
@@ -97,12 +98,18 @@ def whole(value: Any) -> int | None:
 def members(value: Any) -> tuple[int, ...] | None:
     """Ranks from ``"[0, 1, 2]"`` or a list of numbers or numerals; None when empty or unreadable."""
     if isinstance(value, str):
-        found = tuple(map(int, _NUMBER.findall(value)))
+        found = _printed(value)
     elif isinstance(value, (list, tuple)):
         found = tuple(rank for one in value if (rank := whole(one)) is not None)
     else:
         return None
     return found or None
+
+
+@lru_cache(maxsize=256)
+def _printed(ranks: str) -> tuple[int, ...]:
+    """The members of big groups are the same thousands of numbers in every rank's dump."""
+    return tuple(map(int, _NUMBER.findall(ranks)))
 
 
 def _refuse_others(found: dict[Any, Any], why: str) -> None:
