@@ -60,14 +60,11 @@ class Environment:
         "LOCAL_RANK",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
-        "nvidia-",
-        "==",
-        "torch ",
-        "deepspeed ",
-        "accelerate ",
         "HIP_",
         "NVTE_",
         "RANK=",
+        "nvidia-",
+        *(f"{name}{after}" for name in _WATCHED for after in ("==", "  ", " @ ")),
     )
 
     def line(self, line: Line) -> Iterator[Seen]:

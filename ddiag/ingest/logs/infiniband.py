@@ -11,7 +11,6 @@ from ddiag.model.incident import NodeFact, Seen
 
 _CA = re.compile(r"^\s*CA '([\w.-]+)'")
 _HCA = re.compile(r"^\s*hca_id:\s*([\w.-]+)")
-_PORT = re.compile(r"^\s*Port (\d+):\s*$|^\s*port:\s*(\d+)\s*$")
 _STATE = re.compile(r"^\s*State: (\w+)\s*$")
 _PHYSICAL = re.compile(r"^\s*Physical state: (\w+)\s*$")
 _RATE = re.compile(r"^\s*Rate: ([\d.]+)\s*$")
@@ -39,23 +38,22 @@ class InfiniBandTools:
     needles: tuple[str, ...] = (
         "CA '",
         "hca_id",
-        "Port ",
-        "port:",
         "State:",
         "Physical state",
-        "Rate:",
+        "Rate: ",
         "ink layer",
         "link_layer",
         "PORT_",
         "active_mtu",
-        " state ",
-        "==>",
+        "/1 state ",
+        "/2 state ",
+        " ==> ",
         "fe80:0000",
         "0000:0000:0000",
         "NIC statistics",
         "ethtool -S",
-        " UP ",
-        " DOWN ",
+        " UP  ",
+        " DOWN  ",
     )
 
     def __init__(self) -> None:

@@ -211,7 +211,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("Machine check", _machine_check),
     ("I/O error, dev", _io),
     ("EXT4-fs error", _io),
-    ("nvme", _io),
+    ("nvme nvme", _io),
     ("IO_PAGE_FAULT", _iommu),
     ("DMAR: ", _iommu),
 )

@@ -24,7 +24,20 @@ _TEST = re.compile(
 class NcclTests:
     """``nccl_tests.row`` (out of place and in place apart), ``nccl_tests.average`` and ``nccl_tests.device``."""
 
-    needles: tuple[str, ...] = ("float", "half", "int8", "int32", "double", "Avg bus bandwidth", "_perf", "# ")
+    needles: tuple[str, ...] = (
+        "Avg bus bandwidth",
+        "_perf",
+        "#  Rank",
+        "float  ",
+        "half  ",
+        "bfloat16  ",
+        "int8  ",
+        "int32  ",
+        "int64  ",
+        "double  ",
+        "float8_e",
+        "fp8_e",
+    )
 
     def __init__(self) -> None:
         self._test: str | None = None

@@ -32,7 +32,7 @@ _MONITOR = {
 class NvidiaSmiLinks:
     """Topology, NVLink counters and the monitor's rows."""
 
-    needles: tuple[str, ...] = ("GPU0", "Link ", "# gpu", "GPU ", "# Idx")
+    needles: tuple[str, ...] = ("GPU0", "(UUID: ", " GB/s", "<inactive>", "Errors: ", "Error Count: ", "# gpu")
 
     def __init__(self) -> None:
         self._gpu: str | None = None

@@ -78,10 +78,9 @@ class NvidiaSmiQuery:
     """Facts of the GPU whose heading came last; without a heading, of the node's only GPU (device None)."""
 
     needles: tuple[str, ...] = (
-        "GPU 0",
+        "GPU 0000",
         *_SECTIONS,
         *_EVENTS,
-        "Processes",
         "Product Name",
         "GPU UUID",
         "VBIOS Version",
