@@ -13,6 +13,8 @@ TEXT = "text"
 TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_EVENTS = re.compile(rb'\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:')
 _OBJECT = re.compile(rb"\s*\{")
+_LINES_OF_OBJECTS = re.compile(rb"\s*\{(?:\s*'|[^\n]*\}[ \t\r]*\n)")
+"""A log that begins with an object in one line: a trainer's ``{'loss': 2.0, …}``, or JSON lines."""
 _KEY = re.compile(rb'"(\w{1,40})"\s*:')
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _EXECUTION_TRACE = (
@@ -97,7 +99,7 @@ def _not_a_trace(head: bytes) -> str:
     for pattern, what in _PATTERNS:
         if pattern.match(head):
             return what
-    if _OBJECT.match(head):
+    if _OBJECT.match(head) and not _LINES_OF_OBJECTS.match(head):
         if _NODES.search(head):
             return _EXECUTION_TRACE
         keys = ", ".join(sorted({key.decode() for key in _KEY.findall(head[:2000])})[:4])

@@ -105,7 +105,9 @@ def job_line(signals: Signals) -> str:
 
 def _who(facts: JobFacts) -> list[str]:
     seen, world = len(facts.ranks), facts.world_size
-    ranks = f"{seen} of {world:,} ranks" if world and world > seen else _count(seen, "rank")
+    ranks = _count(seen, "rank") if seen else "ranks unknown"
+    if world and world > seen:
+        ranks = f"{seen} of {world:,} ranks"
     hosts = f" on {_few(facts.hosts, 'hosts')}" if facts.hosts else ""
     devices = [_few(facts.device_names, "kinds of device")] if facts.device_names else _kind(facts)
     return [ranks + hosts, *devices, *facts.backends, *(f for f in facts.frameworks if f != "pytorch")]
