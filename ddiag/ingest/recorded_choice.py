@@ -25,6 +25,8 @@ class Job:
     processes: list[Process] = field(default_factory=list)
     manifest: Manifest | None = None
     notes: list[str] = field(default_factory=list)
+    started_again: bool = False
+    """The workers were started again after the attempt that is analysed."""
 
 
 @dataclass
@@ -93,6 +95,7 @@ def _one_attempt(processes: Sequence[Process], job: Job) -> list[Process]:
     steps = {attempt: max(process.step_count for process in mine) for attempt, mine in attempts.items()}
     got_somewhere = [attempt for attempt, count in steps.items() if count >= ENOUGH_STEPS]
     chosen = max(got_somewhere) if got_somewhere else max(steps, key=lambda attempt: (steps[attempt], attempt))
+    job.started_again = chosen < max(attempts)
     if len(attempts) > 1:
         others = ", ".join(f"attempt {a} ({steps[a]:,} steps)" for a in sorted(attempts) if a != chosen)
         job.notes.append(

@@ -176,7 +176,8 @@ def _config_rows(job: Job, placed: Sequence[Placed]) -> list[dict[str, object]]:
     if job.manifest is not None:
         rows["command"] = {"key": "command", "value": " ".join(job.manifest.argv), "source": "run.json"}
         rows["launcher"] = {"key": "launcher", "value": job.manifest.launcher, "source": "run.json"}
-        for key, end in (("job.exit_code", job.manifest.exit_code), ("job.asked_to_end", job.manifest.asked_to_end)):
+        ended = {"exit_code": job.manifest.exit_code, "asked_to_end": job.manifest.asked_to_end}
+        for key, end in {**ended, "started_again": job.started_again or None}.items():
             if end is not None:
-                rows[key] = {"key": key, "value": str(end), "source": "run.json"}
+                rows[f"job.{key}"] = {"key": f"job.{key}", "value": str(end), "source": "run.json"}
     return list(rows.values())

@@ -10,7 +10,7 @@ import polars as pl
 
 @dataclass(frozen=True)
 class Exits:
-    """How the training processes of the job's last attempt ended."""
+    """How the training processes of the attempt that is analysed ended."""
 
     table: pl.DataFrame
     """As the table ``exits``, a row for each rank that was recorded; beside it out_of_memory_kills: by how much the
@@ -19,6 +19,8 @@ class Exits:
     """Of the whole job, as a shell shows it; None while it runs, or when its supervisor was killed."""
     asked_to_end: str = ""
     """Signal with which somebody told the job to end; empty when nobody did."""
+    started_again: bool = False
+    """The workers were started again after this attempt."""
     missing: tuple[int, ...] = ()
     """Ranks of the world of which nothing was recorded."""
 

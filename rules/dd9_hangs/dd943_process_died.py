@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddiag.model.signals import JobFacts
+from ddiag.model.signals_incident import Stall
 from ddiag.model.signals_recorded import Exits
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View, name_ranks
 from ddiag.rulekit.finding import State
@@ -33,6 +34,7 @@ RULE = Rule(
     id="DD943",
     root_cause="RC-01",
     needs=(JobFacts, Exits),
+    optional=(Stall,),
     capture="ddiag run -- COMMAND: it sees when each training process ends, and how",
     symptom="the job ends with an error on every rank; each says that it lost another",
     evidence="the first training process that ended with an error or by a signal",
@@ -47,7 +49,6 @@ _LOST_A_PEER = re.compile(
 )
 """What a process says that lost another, whoever is to blame."""
 _ENDED = frozenset({signal.SIGTERM, signal.SIGINT})
-"""How launchers end what is left of a job, at first."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS})
 
 
@@ -61,7 +62,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     exits = signals[Exits]
     rows = exits.table.sort("end_ns", "rank", nulls_last=True).to_dicts()
     failed = [row for row in rows if row["signal"] or row["exit_code"] or row["exception"]]
-    if exits.asked_to_end or exits.exit_code == 0 or (exits.exit_code is None and not failed):
+    running = exits.exit_code is None
+    if exits.asked_to_end or exits.exit_code == 0 or (running and (not failed or exits.started_again)):
         return
     unseen = sorted({*(row["rank"] for row in rows if row["end_ns"] is None and not row["closed"]), *exits.missing})
     first = _first(failed, limits, all_seen=not unseen)
@@ -69,8 +71,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         yield _culprit(first[0], rows, exits, unseen)
     elif first:
         yield _together(first, rows, exits)
-    else:
+    elif not _stalled(signals.get(Stall)):
         yield _unseen(rows, exits, unseen)
+
+
+def _stalled(stall: Stall | None) -> bool:
+    """The job stood still before, and it is known for whom: then ends in which nobody is first are the echo of that."""
+    return stall is not None and bool(stall.culprits)
 
 
 def _first(failed: Sequence[Row], limits: Limits, *, all_seen: bool) -> list[Row]:
@@ -79,10 +86,18 @@ def _first(failed: Sequence[Row], limits: Limits, *, all_seen: bool) -> list[Row
     if not own:
         return []
     before, *others = own
-    if before["signal"] in _ENDED and not (all_seen and all(row["signal"] not in _ENDED for row in others)):
+    ended = before["signal"] in _ENDED or (before["signal"] == signal.SIGKILL and not before["out_of_memory_kills"])
+    if ended and any(_seconds(row, before) > 0 for row in failed if _lost_a_peer(row)):
+        return []  # the launcher ends the others once one has run out of time or lost a peer: nobody died by itself
+    if _was_ended(before) and not (all_seen and not any(_was_ended(row) for row in others)):
         return []  # the launcher ends every rank when it is ended itself, or when one fails that we did not see
-    near = [row for row in others if _seconds(before, row) <= limits.together_s and row["signal"] not in _ENDED]
+    near = [row for row in others if _seconds(before, row) <= limits.together_s and not _was_ended(row)]
     return [before, *near]
+
+
+def _was_ended(row: Row) -> bool:
+    """Somebody else ended it, as launchers do with what is left of a job."""
+    return row["signal"] in _ENDED or row["exception"] == "KeyboardInterrupt"
 
 
 def _seconds(before: Row, row: Row) -> float:

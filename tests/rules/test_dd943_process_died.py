@@ -1,5 +1,6 @@
 from typing import Any
 
+from ddiag.model.signals_incident import Stall
 from ddiag.rulekit import Confidence, Finding, Severity
 from ddiag.rulekit.finding import State
 from tests.rules.checking import evidence, findings, the_finding
@@ -39,6 +40,29 @@ def test_who_lost_a_peer_is_no_culprit_even_when_it_ended_first() -> None:
     assert crash({3: raised, **everybody(LOST, but=3, end_s=10.0)}).culprits.ranks == (3,)
 
 
+def test_a_rank_that_the_launcher_ended_because_others_ran_out_of_time_is_no_culprit() -> None:
+    late = {"exit_code": 1, "exception": "RuntimeError", "message": "Timed out waiting 60000ms for recv operation"}
+    found = crash({1: {**TERM, "end_s": 10.2}, **everybody(late, but=1, end_s=10.0)})
+    assert found.culprits.ranks == ()
+
+
+def test_a_rank_that_was_stopped_and_killed_by_the_launcher_at_last_is_no_culprit() -> None:
+    late = {"exit_code": 1, "exception": "RuntimeError", "message": "Timed out waiting 60000ms for recv operation"}
+    found = crash({1: {**KILL, "end_s": 40.2}, **everybody(late, but=1, end_s=10.0)})
+    assert found.culprits.ranks == ()
+
+
+def test_ends_in_which_nobody_is_first_are_the_echo_of_a_stall_with_a_culprit() -> None:
+    late = {"exit_code": 1, "exception": "RuntimeError", "message": "Timed out waiting 60000ms for recv operation"}
+    ends = {1: {**TERM, "end_s": 10.2}, **everybody(late, but=1, end_s=10.0)}
+    stall = Stall("late", (1,), (0, 2), "high", "default_pg", 23, "all_reduce", "rank 1 did not come")
+    assert not findings("DD943", exits={"exit_code": 1, "ends": ends}, stall=stall)
+
+
+def test_a_rank_that_somebody_ended_is_named_when_the_others_failed_after_it() -> None:
+    assert crash({1: {**TERM, "end_s": 10.0}, **everybody(LOST, but=1, end_s=10.4)}).culprits.ranks == (1,)
+
+
 def test_kills_for_want_of_memory_are_said() -> None:
     found = crash({1: {**KILL, "end_s": 10.0, "out_of_memory_kills": 1}, **everybody(TERM, but=1)})
     assert "want of memory" in found.title
@@ -67,6 +91,11 @@ def test_a_launcher_that_was_ended_ends_every_rank_and_none_is_to_blame() -> Non
     found = crash({rank: {**TERM, "end_s": 10.0 + 0.01 * rank} for rank in range(8)})
     assert found.culprits.ranks == ()
     assert "no training process was seen to fail first" in found.title
+
+
+def test_an_interrupt_of_the_launcher_interrupts_every_rank() -> None:
+    interrupted = {"exit_code": 1, "exception": "KeyboardInterrupt", "message": ""}
+    assert crash({rank: {**interrupted, "end_s": 10.0 + 0.01 * rank} for rank in range(8)}).culprits.ranks == ()
 
 
 def test_a_rank_whose_end_nobody_saw_is_suspected_only() -> None:
@@ -106,6 +135,12 @@ def test_a_rank_that_died_while_the_others_still_wait_is_named() -> None:
     running = {rank: {"end_ns": None, "exit_code": None, "closed": False} for rank in range(8)}
     found = the_finding("DD943", exits={"exit_code": None, "ends": {**running, 6: {**SEGV, "end_s": 1.0}}})
     assert found.culprits.ranks == (6,)
+
+
+def test_a_job_that_was_started_again_and_runs_did_not_crash() -> None:
+    ends = {6: {**SEGV, "end_s": 1.0}}
+    assert findings("DD943", exits={"exit_code": None, "started_again": True, "ends": ends}) == []
+    assert crash(ends, started_again=True).culprits.ranks == (6,)
 
 
 def test_a_trace_knows_nothing_of_ends() -> None:

@@ -26,6 +26,7 @@ def exits(run: Run) -> Exits | None:
         table=table.join(_kills(run), on="host", how="left", nulls_equal=True),
         exit_code=int(code) if code is not None else None,
         asked_to_end=told.get("job.asked_to_end") or "",
+        started_again="job.started_again" in told,
         missing=run.coverage.ranks_missing,
     )
 
