@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from pathlib import Path
 from types import TracebackType
 
 from ddiag.capture.recorder import Recorder
@@ -14,7 +15,11 @@ from ddiag.schema.secrets import redact
 
 MAX_CHARACTERS = 300
 """Of the message."""
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+    str(Path(__file__).parents[1]),
+)
+"""And ourselves: a call that failed may have gone through a stand-in of ours."""
 
 
 def tell(active: Recorder) -> None:
