@@ -44,14 +44,36 @@ class Device:
 
 def gpus(facts: NodeFacts, placement: Placement | None) -> tuple[Device, ...]:
     """Every GPU that a tool describes, in order of host and number."""
-    found: dict[tuple[str | None, str], dict[str, list[NodeFact]]] = defaultdict(lambda: defaultdict(list))
-    for fact in facts.of("gpu.", "pcie."):
-        if fact.device is not None:
-            found[fact.host, _one_name(fact, placement)][fact.key].append(fact)
+    told = [fact for fact in facts.of("gpu.", "pcie.") if fact.device is not None]
+    apart = _files_are_nodes(told)
+    found: dict[tuple[str | None, str, str], dict[str, list[NodeFact]]] = defaultdict(lambda: defaultdict(list))
+    for fact in told:
+        file = file_of(fact) if apart and fact.host is None else ""
+        found[fact.host, _one_name(fact, placement), file][fact.key].append(fact)
     devices = [
-        Device(host, name, {key: tuple(rows) for key, rows in keys.items()}) for (host, name), keys in found.items()
+        Device(host, name, {key: tuple(rows) for key, rows in keys.items()}) for (host, name, _), keys in found.items()
     ]
     return tuple(sorted(devices, key=lambda one: (one.host or "", _number(one.name), one.name)))
+
+
+def file_of(fact: NodeFact) -> str:
+    """The file a fact stands in, without folder and line."""
+    return fact.source.rsplit(":", 1)[0].rsplit("/", 1)[-1]
+
+
+def _files_are_nodes(told: Sequence[NodeFact]) -> bool:
+    """Outputs without a host: two files that describe the same device differently are of two nodes."""
+    known: dict[tuple[str | None, str], str] = {}
+    for fact in told:
+        if fact.host is None and fact.key in ("gpu.bus_id", "gpu.uuid", "gpu.name"):
+            before = known.setdefault((fact.device, fact.key), fact.text)
+            if before != fact.text:
+                return True
+    files: dict[tuple[str | None, str], set[str]] = defaultdict(set)
+    for fact in told:
+        if fact.host is None:
+            files[fact.device, fact.key].add(file_of(fact))
+    return sum(len(names) > 1 for names in files.values()) > len(files) / 2
 
 
 def _one_name(fact: NodeFact, placement: Placement | None) -> str:

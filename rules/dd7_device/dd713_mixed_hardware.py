@@ -23,7 +23,7 @@ from ddiag.model.incident import NodeFact
 from ddiag.model.placement import Placement
 from ddiag.model.signals_incident import NodeFacts
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View
-from ddiag.rulekit.devices import Device, blame, gpus
+from ddiag.rulekit.devices import Device, blame, file_of, gpus
 from ddiag.rulekit.proof import name_hosts, shown
 
 _KEYS = (
@@ -71,13 +71,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
 
 
 def _by_host(facts: NodeFacts) -> Mapping[str, Mapping[str, NodeFact]]:
-    """Host -> key -> fact, for keys on which all devices of the host agree."""
+    """Host (or file, where none is named) -> key -> fact, for keys on which all devices of the host agree."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     first: dict[tuple[str, str], NodeFact] = {}
     for fact in facts.of(*_KEYS):
-        if fact.host is not None:
-            found[fact.host][fact.key].add(fact.text)
-            first.setdefault((fact.host, fact.key), fact)
+        owner = fact.host or file_of(fact)
+        if owner:
+            found[owner][fact.key].add(fact.text)
+            first.setdefault((owner, fact.key), fact)
     return {
         host: {key: first[host, key] for key, texts in keys.items() if len(texts) == 1} for host, keys in found.items()
     }
@@ -92,11 +93,11 @@ def _hosts(by_host: Mapping[str, Mapping[str, NodeFact]], limits: Limits) -> Ite
         usual, most = counts.most_common(1)[0]
         odd = tuple(host for host, fact in values.items() if _alike(fact, limits) != usual)
         clear = 2 * most > len(values)
-        named = odd if clear else ()
+        named = tuple(host for host in odd if values[host].host is not None) if clear else ()
+        where = name_hosts(named) if named else f"the node of {odd[0]}" if clear else "nodes"
         slows = key in _SLOWS
         yield Finding(
-            title=f"{name_hosts(named) if named else 'nodes'} ha{'s' if len(named) == 1 else 've'} {_WORDS[key]}: "
-            f"{values[odd[0]].text} beside {usual}",
+            title=f"{_WORDS[key]} on {where}: {values[odd[0]].text} beside {usual}",
             severity=Severity.WARNING if slows else Severity.INFO,
             confidence=Confidence.HIGH if clear and len(values) > limits.hosts else Confidence.MEDIUM,
             culprits=Culprits(hosts=named),
