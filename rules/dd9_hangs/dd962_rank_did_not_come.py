@@ -1,4 +1,4 @@
-"""A rank did not come to a collective; nothing says what it does instead.
+"""A rank did not come to a collective; nothing tells a more special fault.
 
 ## Meaning
 The others wait in a call that this rank has not issued. Whether it computes, sleeps, reads data, hangs in user code
@@ -11,7 +11,7 @@ All ranks stand still until the timeout.
 Positions of all ranks in all groups; those who wait are traced to the one they wait for.
 
 ## Mitigation
-Take the stack of the named rank.
+Where the stack of the named rank is known, look at the line it stands at; otherwise take its stack.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ RULE = Rule(
 )
 
 
+_ASK = (
+    "py-spy dump --pid PID (with --native) of that rank while it hangs, or ddiag hang --live RUN",
+    "its log just before the hang, dmesg of its node; is its process alive?",
+    "next time: ddiag run -- COMMAND takes stacks of all ranks by itself",
+)
+
+
 @dataclass(frozen=True)
 class Limits:
     """The reasoning about stalls has none that a site would set."""
@@ -45,12 +52,31 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield stall_finding(
         stall,
         _title(stall),
-        (
-            "py-spy dump --pid PID (with --native) of that rank while it hangs, or ddiag hang --live RUN",
-            "its log just before the hang, dmesg of its node; is its process alive?",
-            "next time: ddiag run -- COMMAND takes stacks of all ranks by itself",
-        ),
-        "the stack of the rank shows the line that keeps it",
+        _fix(stall),
+        "the rank passes this line, and the others go on"
+        if stall.where
+        else "the stack of the rank shows the line that keeps it",
+    )
+
+
+def _fix(stall: Stall) -> tuple[str, ...]:
+    """Where its stack is known, what keeps a rank at such a place; else how to get it."""
+    if not stall.where or not stall.culprits:
+        return _ASK
+    there = f"{who(stall)} {'is' if len(stall.culprits) == 1 else 'are'} at {stall.where}"
+    if stall.phase == "stopped":
+        return (
+            f"`kill -CONT PID`: {there}, stopped; it goes on from there if the timeout has not come",
+            "find who stops it: a debugger or profiler that was left attached, a scheduler that suspends jobs, Ctrl-Z",
+        )
+    if stall.phase == "input":
+        return (
+            f"{there}, waiting for its data: look at the file or request it reads, and at the storage of its node",
+            "DataLoader(timeout=120) makes such a wait an error with the worker's traceback; prefetch with num_workers > 0",
+        )
+    return (
+        f"{there}: see what this line waits for (lock, file, network, subprocess, a branch only this rank takes)",
+        "every rank must issue the same collectives: move rank-only work off the training thread or behind a barrier",
     )
 
 
