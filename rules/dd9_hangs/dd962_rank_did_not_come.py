@@ -72,7 +72,7 @@ def _fix(stall: Stall) -> tuple[str, ...]:
     if stall.phase == "input":
         return (
             f"{there}, waiting for its data: look at the file or request it reads, and at the storage of its node",
-            "DataLoader(timeout=120) makes such a wait an error with the worker's traceback; prefetch with num_workers > 0",
+            "DataLoader(timeout=120) makes such a wait an error with a traceback; prefetch with num_workers > 0",
         )
     return (
         f"{there}: see what this line waits for (lock, file, network, subprocess, a branch only this rank takes)",
