@@ -36,7 +36,7 @@ _FREE = re.compile(r"^\s*Mem:\s+(\S+)\s+(\S+)\s+(\S+)(?:\s+\S+\s+\S+\s+(\S+))?\s
 _MEMINFO = re.compile(r"^\s*(MemTotal|MemAvailable):\s+(\d+) kB")
 _PS = re.compile(r"^\s*(\d+)\s+([DZRTSIt][<NLsl+]*)\s+(\S+)\s+(\S.*)$")
 _PS_HEADER = re.compile(r"^\s*PID\s+STAT?\s+WCHAN")
-_TASKSET = re.compile(r"pid (\d+)'s current affinity (?:list|mask): (\S+)")
+_TASKSET = re.compile(r"pid (\d+)(?:'s)? current affinity (?:list|mask): (\S+)")
 MOST_ROWS = 4000
 
 

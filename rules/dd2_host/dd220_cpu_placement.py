@@ -1,0 +1,122 @@
+"""The ranks of a node share a few CPUs, or run on the CPUs of the other socket.
+
+## Meaning
+A launcher, container or batch system gave every rank the same small set of CPUs, or bound ranks to the socket that
+their GPU is not attached to.
+
+## Impact
+Ranks wait for each other's threads: launch-bound steps, slow loaders, slow CPU optimizers; copies cross sockets.
+
+## Diagnosis
+`taskset -cp` of the ranks: equal sets with fewer CPUs than ranks, or sets that do not overlap with the CPU Affinity
+that `nvidia-smi topo -m` gives for the GPU of the rank.
+
+## Mitigation
+One set of cores for each rank, near its GPU: torchrun --numa-binding, deepspeed --bind_cores_to_rank, numactl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ddiag.model.incident import NodeFact
+from ddiag.model.placement import Placement
+from ddiag.model.signals_incident import NodeFacts
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View
+from ddiag.rulekit.proof import hosts_among, name_hosts, shown
+
+RULE = Rule(
+    id="DD220",
+    root_cause="RC-50",
+    needs=(NodeFacts,),
+    optional=(Placement,),
+    capture="for p in $(pgrep -f train.py); do taskset -cp $p; done; nvidia-smi; nvidia-smi topo -m",
+    symptom="launch-bound since the container or the launcher changed; one socket's ranks are slower",
+    evidence="ranks share fewer CPUs than there are ranks, or their CPUs are not those near their GPU",
+    applies=lambda signals: (facts := signals.get(NodeFacts)) is not None and bool(facts.of("process.affinity")),
+)
+_FIX = (
+    "torchrun --numa-binding=node, deepspeed --bind_cores_to_rank, numactl --cpunodebind",
+    "Slurm: --cpus-per-task and srun --cpu-bind=cores; mpirun --bind-to none; containers: a larger cpuset",
+)
+_VERIFY = (
+    "taskset -cp of every rank: sets of their own, within the CPU Affinity that nvidia-smi topo -m gives for the GPU"
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    least_cpus_per_rank: float = 2.0
+    """Fewer than this, shared by all, starve the ranks: each has a training thread and NCCL's and the loader's."""
+
+
+def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
+    facts, placement = signals[NodeFacts], signals.get(Placement)
+    bound = {fact.number: fact for fact in facts.of("process.affinity") if fact.number is not None}
+    sets = {pid: cpus(fact.text) for pid, fact in bound.items()}
+    shared = set.intersection(*map(set, sets.values())) if sets else set()
+    alike = len(sets) > 1 and all(set(own) == shared for own in sets.values())
+    if alike and shared and len(shared) < limits.least_cpus_per_rank * len(sets):
+        yield _finding(
+            f"{len(sets)} ranks share {len(shared)} CPU{'s' if len(shared) > 1 else ''}",
+            list(bound.values()),
+            placement,
+            "every rank may run on the same few CPUs only",
+        )
+        return
+    far = _far(facts, bound, sets, placement)
+    if far:
+        yield _finding(
+            f"{len(far)} process{'es run' if len(far) > 1 else ' runs'} on CPUs far from the GPU",
+            far,
+            placement,
+            "its CPUs and those near its GPU do not overlap",
+        )
+
+
+def cpus(text: str) -> frozenset[int]:
+    """``0-3,8`` or a hex mask as numbers of CPUs; empty when it is neither."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last.isdigit() or not last) and len(part) < 12:
+            found.update(range(int(first), min(int(last or first), 4095) + 1))
+    return frozenset(found)
+
+
+def _far(
+    facts: NodeFacts,
+    bound: Mapping[float, NodeFact],
+    sets: Mapping[float, frozenset[int]],
+    placement: Placement | None,
+) -> list[NodeFact]:
+    near = {_bus(fact, placement): cpus(fact.text) for fact in facts.of("gpu.cpu_affinity")}
+    found = []
+    for fact in facts.of("gpu.process"):
+        pid = fact.text.partition(" ")[0]
+        own = sets.get(float(pid), frozenset()) if pid.isdigit() else frozenset()
+        wanted = near.get(_bus(fact, placement), frozenset())
+        if own and wanted and not own & wanted:
+            found.append(bound[float(pid)])
+    return found
+
+
+def _bus(fact: NodeFact, placement: Placement | None) -> str | None:
+    return placement.bus(fact.host, fact.device) if placement is not None else fact.device
+
+
+def _finding(title: str, seen: list[NodeFact], placement: Placement | None, why: str) -> Finding:
+    hosts = hosts_among(seen, placement)
+    rows: tuple[Evidence, ...] = tuple(shown(f"CPUs of pid {fact.number:.0f}", fact, fact.text) for fact in seen[:6])
+    return Finding(
+        title=f"{title} on {name_hosts(hosts)}",
+        severity=Severity.WARNING,
+        confidence=Confidence.HIGH,
+        culprits=Culprits(hosts=hosts, where="CPU affinity"),
+        evidence=rows,
+        fix=_FIX,
+        verify=_VERIFY,
+        why=why,
+        doubt="an affinity that a program sets for its threads later is not seen here",
+    )
