@@ -67,18 +67,16 @@ class Needles:
         words = _words(chunk, grams.width)
         hashes = ((words * _HASH) >> _SHIFT) if grams.width == 4 else words
         candidates = np.flatnonzero(grams.table.take(hashes.astype(np.intp)))
-        if not candidates.size:
-            return []
         values = words[candidates].astype(np.uint32)
-        at = np.minimum(np.searchsorted(grams.values, values), grams.values.size - 1)
+        at = np.minimum(np.searchsorted(grams.values, values), grams.values.size - 1).astype(np.int16)
         real = grams.values[at] == values
         candidates, at = candidates[real], at[real]
         order = np.argsort(at, kind="stable")
         candidates, at = candidates[order], at[order]
-        distinct, starts = np.unique(at, return_index=True)
+        starts = np.flatnonzero(np.diff(at, prepend=np.int16(-1)))
         bounds = [*starts.tolist(), at.size]
         found = []
-        for place, gram in enumerate(distinct.tolist()):
+        for place, gram in enumerate(at[starts].tolist()):
             here = candidates[bounds[place] : bounds[place + 1]] * grams.width
             found += [(_verified(chunk, here - offset, self.texts[i]), i) for i, offset in grams.owners[gram]]
         return found

@@ -9,11 +9,8 @@ from collections.abc import Iterable
 from ddiag.ingest.logs.line import Line
 from ddiag.model.incident import Event, Seen, Value
 
-_BAR = re.compile(
-    r"(?P<desc>[^|\r]*?)(?:(?P<percent>\d{1,3})%\|[^|]*\|)? ?(?P<n>\d[\d.]*[kMG]?)/(?P<total>\d[\d.]*[kMG]?|\?) "
-    r"\[(?P<spent>[\d:]+)<(?P<left>[\d:?]+)"
-)
-_ENDLESS = re.compile(r"(?P<desc>.*?)(?P<n>\d+) ?(?:it|batch|batches|step|steps|examples|ex)\b ?\[(?P<spent>[\d:]+),")
+_BAR = re.compile(r"(?<![\d.])(?P<n>\d[\d.]*[kMG]?)/(?P<total>\d[\d.]*[kMG]?|\?) \[[\d:]+<[\d:?]+")
+_ENDLESS = re.compile(r"(?<!\d)(?P<n>\d+) ?(?:it|batch|batches|step|steps|examples|ex)\b ?\[[\d:]+,")
 _STEP = re.compile(
     r"\b(?:global[_ ]?step|step|iter(?:ation)?|batch)s?\b[ =:#\[]{1,6}(?P<step>\d+)(?: ?/ ?(?P<total>\d+))?",
     re.IGNORECASE,
@@ -101,11 +98,11 @@ class Progress:
 
 
 def _progress(text: str) -> dict[str, Value] | None:
-    if found := _BAR.search(text):
+    if "<" in text and (found := _BAR.search(text)):
         n, total = _count(found["n"]), _count(found["total"])
-        return {"step": n, "total": total, "epoch": _epoch(text), "what": _kind(found["desc"])}
-    if found := _ENDLESS.search(text):
-        return {"step": int(found["n"]), "total": None, "epoch": _epoch(text), "what": _kind(found["desc"])}
+        return {"step": n, "total": total, "epoch": _epoch(text), "what": _kind(text[: found.start()])}
+    if "[" in text and (found := _ENDLESS.search(text)):
+        return {"step": int(found["n"]), "total": None, "epoch": _epoch(text), "what": _kind(text[: found.start()])}
     if found := _STEP.search(text):
         total = int(found["total"]) if found["total"] else None
         return {"step": int(found["step"]), "total": total, "epoch": _epoch(text), "what": _kind(text)}

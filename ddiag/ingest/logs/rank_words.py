@@ -23,7 +23,8 @@ _SEVERAL = re.compile(r"\b[Rr]anks\b")
 class RankWords:
     """Keeps the last few lines that name exactly one rank and that no machine printed."""
 
-    needles = ("ank",)
+    needles: tuple[str, ...] = ("ank",)
+    sparse = True
 
     def __init__(self) -> None:
         self._last: dict[int, deque[Event]] = {}

@@ -25,8 +25,14 @@ BATCH = 50_000
 """Records held as objects before they become columns."""
 MOST_OF_A_KIND = 50_000
 """Events of one kind that one file may give; more of them say nothing new."""
-SPARSE_FIRST, SPARSE_LAST, SPARSE_FINAL = 16, 128, 4096
-"""Lines of a chunk offered to a sparse parser: its first and last ones, and more of the file's end."""
+UNPROVEN, PROVEN = 3_000, 30_000
+"""Lines with a needle after which a file's further ones are thinned: a needle that never told anything is a common word
+of that file, and of one that always does (a metric in each step) a sample shows the series."""
+KEPT, KEPT_FINAL = 64, 4096
+"""Lines of a chunk that are kept of a thinned needle, spread and at its ends; and of the last chunk."""
+
+TAIL_BYTES = 64 << 10
+"""Of a chunk's end, where common needles are looked for."""
 
 
 def read(source: Source, text: PlainText) -> Clues:
@@ -78,43 +84,79 @@ class _Readers:
 
     def __init__(self, makers: Sequence[Callable[[], LogParser]]) -> None:
         self.parsers = [make() for make in makers]
-        self.sparse = [getattr(parser, "sparse", False) for parser in self.parsers]
+        self._sparse = [getattr(parser, "sparse", False) for parser in self.parsers]
         owners: dict[str, list[int]] = {}
         for index, parser in enumerate(self.parsers):
             for needle in parser.needles:
                 owners.setdefault(needle, []).append(index)
         self.texts = tuple(owners)
-        self.needles = _untuned(self.texts)
-        self._owner = [np.array(found, np.int64) for found in owners.values()]
+        self._scans = [(_untuned(self.texts), np.arange(len(self.texts)), 0)]
+        self._tuned_for = -1
+        self._owners = list(owners.values())
+        self._seen = [0] * len(self.texts)
+        self._unproven = [set(parser.needles) for parser in self.parsers]
+        """Per parser, the needles of lines that told nothing yet."""
 
     def tune(self, sample: bytes) -> None:
-        """Look for the pieces that are rare in this file."""
-        self.needles = Needles(self.texts, sample)
+        """Look for the pieces that are rare in this file, and for common needles at the ends of chunks only."""
+        common = [i for i, owners in enumerate(self._owners) if all(self._is_common(i, owner) for owner in owners)]
+        rare = sorted(set(range(len(self.texts))) - set(common))
+        self._tuned_for = len(common)
+        self._scans = [(Needles([self.texts[i] for i in rare], sample), np.array(rare, np.int64), 0)]
+        if common:
+            self._scans.append((Needles([self.texts[i] for i in common]), np.array(common, np.int64), TAIL_BYTES))
 
     def wanted(self, chunk: Chunk) -> Iterator[tuple[int, int]]:
         """(line, parser) in the order of the file; parsers in their order."""
-        places, which = self.needles.find(chunk.data)
+        places, which = self._found(chunk)
         if not places.size:
             return
         lines = chunk.index_of(places)
         keys = []
         for needle in np.unique(which).tolist():
             mine = lines[which == needle]
-            mine = mine[mine < chunk.offered]
-            keys += [mine * len(self.parsers) + owner for owner in self._owner[needle]]
-        last = SPARSE_FINAL if chunk.final else SPARSE_LAST
-        for key in self._thinned(np.unique(np.concatenate(keys)), last).tolist():
+            mine = np.unique(mine[mine < chunk.offered])
+            self._seen[needle] += mine.size
+            for owner in self._owners[needle]:
+                kept = _thinned(mine, final=chunk.final) if self._is_common(needle, owner) else mine
+                keys.append(kept * len(self.parsers) + owner)
+        for key in np.unique(np.concatenate(keys)).tolist():
             yield divmod(key, len(self.parsers))
 
-    def _thinned(self, keys: npt.NDArray[np.int64], last: int) -> npt.NDArray[np.int64]:
-        if keys.size <= SPARSE_FIRST + last or not any(self.sparse):
-            return keys
-        owner = keys % len(self.parsers)
-        kept = np.ones(keys.size, np.bool_)
-        for index in np.flatnonzero(self.sparse).tolist():
-            mine = np.flatnonzero(owner == index)
-            kept[mine[SPARSE_FIRST:-last]] = False
-        return keys[kept]
+    def _found(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        parts = []
+        for needles, index, tail in self._scans:
+            end = int(chunk.ends[chunk.offered - 1])
+            start = 0 if tail == 0 or chunk.final else max(0, end - tail)
+            places, which = needles.find(chunk.data[start:end] if start or tail else chunk.data)
+            parts.append((places + start, index[which]))
+        return np.concatenate([places for places, _ in parts]), np.concatenate([which for _, which in parts])
+
+    def needs_tuning(self) -> bool:
+        """Whether more needles have turned out to be common words of this file."""
+        common = sum(all(self._is_common(i, o) for o in owners) for i, owners in enumerate(self._owners))
+        return common > self._tuned_for
+
+    def told(self, parser: int, line: Line) -> None:
+        """*line* told something: its needles are worth looking for."""
+        unproven = self._unproven[parser]
+        if unproven:
+            unproven -= {needle for needle in unproven if needle in line.raw}
+
+    def _is_common(self, needle: int, owner: int) -> bool:
+        most = UNPROVEN if self.texts[needle] in self._unproven[owner] else PROVEN
+        return self._sparse[owner] or self._seen[needle] > most
+
+
+def _thinned(lines: npt.NDArray[np.int64], *, final: bool) -> npt.NDArray[np.int64]:
+    """Half of what is kept at the end, the rest spread evenly; of the file's last chunk all of it at the end."""
+    most = KEPT_FINAL if final else KEPT
+    if lines.size <= most:
+        return lines
+    if final:
+        return lines[-most:]
+    spread = np.linspace(0, lines.size - most // 2, most // 2, endpoint=False).astype(np.int64)
+    return np.concatenate((lines[spread], lines[-(most // 2) :]))
 
 
 @lru_cache(maxsize=8)
@@ -127,15 +169,19 @@ def _offer(
 ) -> Iterator[Seen]:
     readers = _Readers(makers)
     for place, chunk in enumerate(chunks(read)):
-        if place == 1 and len(chunk.data) >= SAMPLE_BYTES:
+        if place and len(chunk.data) >= SAMPLE_BYTES and readers.needs_tuning():
             readers.tune(chunk.data[:SAMPLE_BYTES])
         taken.lines = int(chunk.numbers[chunk.offered - 1])
         at, line = -1, None
         for index, parser in readers.wanted(chunk):
             if index != at or line is None:
                 at, line = index, chunk.line(index)
+            told = False
             for record in readers.parsers[parser].line(line):
+                told = True
                 yield _placed(record, line, label)
+            if told:
+                readers.told(parser, line)
     for one in readers.parsers:
         yield from (_placed(record, Line(0, ""), label) for record in one.end())
 
