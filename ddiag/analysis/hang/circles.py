@@ -24,9 +24,7 @@ def circle(flight: pl.DataFrame, place: Positions, end: Ending, blocking: Mappin
         return released
     ranks = _shortest(place, end, blocking)
     fronts = tuple((rank, place.fronts[rank]) for rank in ranks)
-    odd = _other_order(flight, place, end, blocking)
-    if not odd and all(node[0] == "coll" for node in end.nodes):
-        odd = _out_of_order(place, end, blocking)
+    odd = _other_order(flight, place, end, blocking) or _out_of_order(place, end, blocking)
     if odd:
         return Verdict("deadlock", odd, ranks, "medium", place.fronts[odd[0]], cycle=fronts)
     if any(node[0] == "coll" for node in end.nodes):
@@ -72,7 +70,8 @@ def _out_of_order(place: Positions, end: Ending, blocking: Mapping[Node, frozens
     Sibling groups show how many calls belong before this place: who is further is too early, who is short of them has
     left one out. Without siblings the few who are elsewhere than the many depart.
     """
-    for node in end.nodes:
+    collectives = [node for node in end.nodes if node[0] == "coll"]
+    for node in collectives:
         usual = usual_count(place, node)
         if usual is None:
             continue
@@ -82,7 +81,7 @@ def _out_of_order(place: Positions, end: Ending, blocking: Mapping[Node, frozens
         if short and len(short) < len(place.members[node[1]]):
             return short
     sizes = Counter({node: len(there(place, node)) for node in end.nodes}).most_common()
-    if len(sizes) == 2 and sizes[0][1] > sizes[1][1]:
+    if len(sizes) == 2 and len(collectives) == 2 and sizes[0][1] > sizes[1][1]:
         return there(place, sizes[1][0])
     return ()
 

@@ -122,7 +122,7 @@ def conclude_logs(events: Events, log: Told) -> Verdict | None:
     odd = _mismatch(log)
     if odd is not None:
         return odd
-    return _late_by_status(log) or _subgroup(log) or _silent(log)
+    return _sends_meet(log) or _late_by_status(log) or _subgroup(log) or _crossed(log) or _silent(log)
 
 
 def _named_by_torch(events: Events, log: Told) -> Verdict | None:
@@ -178,6 +178,28 @@ def _mismatch(log: Told) -> Verdict | None:
         node = ("coll", group, seq, -1)
         return Verdict("mismatch", few, candidates, confidence, node, log.waiting - set(few), found)
     return None
+
+
+def _sends_meet(log: Told) -> Verdict | None:
+    """Everybody waits in a send, or everybody in a receive: each waits for the other's counterpart."""
+    ops = {wait.op for wait in log.waits}
+    ranks = tuple(sorted(log.waiting))
+    if ops not in ({"send"}, {"recv"}) or len(ranks) < 2:
+        return None
+    sure = "high" if ops == {"send"} and len(ranks) == 2 else "medium"
+    return Verdict("deadlock", ranks, ranks, sure, _place(log), log.waiting)
+
+
+def _crossed(log: Told) -> Verdict | None:
+    """Nobody is silent, several kinds of groups wait, and each agrees in itself: their order may be crossed."""
+    seqs: dict[str, set[int]] = defaultdict(set)
+    for wait in log.waits:
+        seqs[wait.group].add(wait.seq)
+    kinds = {wait.event.word("group_desc") or wait.group for wait in log.waits}
+    whole = not log.silent and len(log.world) > 1
+    if not whole or len(kinds) < 2 or any(len(numbers) > 1 for numbers in seqs.values()):
+        return None
+    return Verdict("deadlock", (), log.world, "low", _place(log), log.waiting)
 
 
 def _late_by_status(log: Told) -> Verdict | None:
