@@ -6,18 +6,19 @@ The newest capture of a run counts. One whose ranks went on afterwards only says
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
+from ddiag.ingest import flight
 from ddiag.ingest.clues import Clues, to_tables
 from ddiag.ingest.recorded_calls import flight_rows, flight_table, inferred, status_rows, status_table
 from ddiag.ingest.recorded_guess import complete
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import UnusableError
-from ddiag.model.incident import EPOCH, Event, Seen, Stack
+from ddiag.model.incident import EPOCH, Event, NodeFact, Seen, Stack
 from ddiag.model.run import Run
 from ddiag.schema.hang import CAPTURE_KIND
 from ddiag.schema.phases import FORMAT_VERSION
@@ -25,6 +26,7 @@ from ddiag.schema.phases import FORMAT_VERSION
 NAME = "hang_capture"
 _READ_BYTES = 16 << 20
 _MAIN = "MainThread"
+_CALLS = ("flight", "flight_status")
 _RAW = "hang_capture"
 """The whole capture, until those of all nodes are there."""
 _STOPPED, _UNINTERRUPTIBLE = "tT", "D"
@@ -32,6 +34,14 @@ _COPIED = (
     *("pid", "local_rank", "state", "phase", "phase_s", "step", "quiet_s", "limit_s", "stuck", "wchan", "cpu_share"),
     "threads",
 )
+
+
+_OF_DEVICES = {
+    "util": ("gpu.utilization_pct", 1.0),
+    "power_w": ("gpu.power_w", 1.0),
+    "used_bytes": ("gpu.memory_used_mib", float(1 << 20)),
+}
+"""Of a sample of devices: the facts that tools tell as well, and what their unit is worth in the sample's."""
 
 
 def matches(head: bytes, _name: str) -> bool:
@@ -66,7 +76,21 @@ def settled(clues: Sequence[Clues]) -> list[Clues]:
     hanging = [rank for one in found.values() if not one.get("over_ns") for rank in one["ranks"]]
     guessed = complete(hanging)
     status = _status_of([(one, found[id(one)]) for one in kept if id(one) in found])
-    return [_told(one, found[id(one)], status, guessed) if id(one) in found else one for one in kept]
+    told = [_told(one, found[id(one)], status, guessed) if id(one) in found else one for one in kept]
+    return _one_origin(told, {rank["rank"] for rank in hanging})
+
+
+def _one_origin(clues: Sequence[Clues], hanging: Set[int]) -> list[Clues]:
+    """Flight Recorder and rings number calls differently: dumps count when they are there of all ranks, else rings."""
+    dumped = {one.rank for one in clues if one.kind == flight.NAME}
+    if not hanging or not dumped:
+        return list(clues)
+    unwanted = NAME if hanging <= dumped else flight.NAME
+    return [_without_calls(one) if one.kind == unwanted else one for one in clues]
+
+
+def _without_calls(one: Clues) -> Clues:
+    return replace(one, tables={name: table for name, table in one.tables.items() if name not in _CALLS})
 
 
 def _status_of(found: Sequence[tuple[Clues, dict[str, Any]]]) -> pl.DataFrame:
@@ -84,21 +108,21 @@ def _status_of(found: Sequence[tuple[Clues, dict[str, Any]]]) -> pl.DataFrame:
 def _told(one: Clues, found: dict[str, Any], status: pl.DataFrame, guessed: int) -> Clues:
     if found.get("over_ns"):
         return replace(one, tables=to_tables(_over(one.source, found)))
-    flight = flight_table(row for rank in found["ranks"] for row in flight_rows(rank, _user_frame(rank)))
-    tables = {"flight": inferred(flight, status), "flight_status": status.filter(pl.col("source") == one.source.label)}
+    calls = flight_table(row for rank in found["ranks"] for row in flight_rows(rank, _user_frame(rank)))
+    tables = {"flight": inferred(calls, status), "flight_status": status.filter(pl.col("source") == one.source.label)}
     tables = {name: table for name, table in tables.items() if table.height}
     note = f"{guessed} rank(s) wait in calls that were not recorded in this step: told from their stacks"
     return replace(one, tables={**to_tables(_records(one.source, found)), **tables}, notes=(note,) if guessed else ())
 
 
 def captured(clues: Sequence[Clues]) -> bool:
-    """A hang was captured whose ranks did not go on."""
-    return any(one.kind == NAME and "flight_status" in one.tables for one in clues)
+    """A hang was captured whose ranks did not go on, or there are dumps of torch's Flight Recorder."""
+    return any(one.kind in (NAME, flight.NAME) and "flight_status" in one.tables for one in clues)
 
 
 def without_ends(run: Run) -> Run:
-    """*run* without what the rings held at the end of the job: the capture tells of the hang itself."""
-    tables = {name: table for name, table in run.tables.items() if name not in ("flight", "flight_status")}
+    """*run* without what the rings held at the end of the job: captures and dumps tell of the hang itself."""
+    tables = {name: table for name, table in run.tables.items() if name not in _CALLS}
     return replace(run, tables=tables)
 
 
@@ -138,6 +162,17 @@ def _records(source: Source, found: dict[str, Any]) -> Iterator[Seen]:
         for kind, fields, text in _events(one):
             yield Event(kind, fields, one["rank"], found["host"], found["t"], EPOCH, text, source.label)
         yield from _stacks(source, found, one)
+    for index, device in enumerate(found.get("devices", ())):
+        yield from _device(source, found, index, device)
+
+
+def _device(source: Source, found: dict[str, Any], index: int, device: dict[str, Any]) -> Iterator[NodeFact]:
+    """A device that is busy at full use and little power spins in a communication kernel."""
+    for name, (key, unit) in _OF_DEVICES.items():
+        value = device.get(name)
+        if isinstance(value, (int, float)):
+            number = value / unit
+            yield NodeFact(key, f"{number:g}", number, found["host"], f"gpu{index}", found["t"], source.label)
 
 
 def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:

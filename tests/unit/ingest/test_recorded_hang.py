@@ -103,6 +103,37 @@ def test_sends_that_nobody_waits_for_are_unfinished_only_when_nothing_came_after
     assert unfinished(load(tmp_path)) == [(0, "send", 1)]
 
 
+def test_what_the_devices_did_is_there(tmp_path: Path) -> None:
+    write(tmp_path, rank(0), devices=[{"util": 100, "power_w": 90.5, "used_bytes": 1 << 30}])
+    facts = load(tmp_path).table("node_facts")
+    assert dict(facts.select("key", "number").iter_rows()) == {
+        "gpu.utilization_pct": 100.0, "gpu.power_w": 90.5, "gpu.memory_used_mib": 1024.0
+    }  # fmt: skip
+    assert set(facts["device"]) == {"gpu0"}
+
+
+def dump(folder: Path, *ranks: int) -> None:
+    """Flight Recorder dumps beside the capture: call 7 is not over."""
+    entry = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 7, "process_group": ["0", "default_pg"]}
+    entry |= {"state": "started", "record_id": 1, "pg_id": 0, "op_id": 1, "is_p2p": False, "p2p_seq_id": 0}
+    entry |= {"input_sizes": [[4]], "output_sizes": [[4]], "input_dtypes": ["Float"], "output_dtypes": ["Float"]}
+    entry |= {"time_created_ns": T_NS, "time_discovered_started_ns": None, "time_discovered_completed_ns": None}
+    for number in ranks:
+        found = {"version": "2.10", "rank": number, "pg_config": {}, "pg_status": {}, "entries": [entry]}
+        (folder / "hang" / "node-a-1" / f"flight-{number}").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(("dumped", "seq"), [((0, 1), 7), ((0,), 21)])
+def test_dumps_of_all_ranks_count_instead_of_rings_and_those_of_some_do_not(
+    tmp_path: Path, dumped: tuple[int, ...], seq: int
+) -> None:
+    write(tmp_path, rank(0), rank(1))
+    dump(tmp_path, *dumped)
+    run = load(tmp_path)
+    assert set(run.table("flight").filter(pl.col("state") != "completed")["seq"]) == {seq}
+    assert run.has("stacks")
+
+
 # -- calls on a device, whose end nobody sees ------------------------------------------------------------------------
 
 
