@@ -77,7 +77,8 @@ class NcclTests:
 
 def _device(match: re.Match[str]) -> Event:
     rank, host, index, address, name = match.groups()
-    fields = {"rank": int(rank), "host": host, "device": int(index), "name": name, "bus_id": bus_id(address)}
+    whole = address if ":" in address else f"{address}:00.0"  # up to 2.13 it prints the bus number alone
+    fields = {"rank": int(rank), "host": host, "device": int(index), "name": name, "bus_id": bus_id(whole)}
     return Event("nccl_tests.device", fields, rank=int(rank), host=host)
 
 

@@ -19,5 +19,5 @@ TRAINERS = {
     "second), wrong "
     "(count), test, in_place (bool)",
     "nccl_tests.average": "the average bus bandwidth of an nccl-tests run: busbw_gbps, test, nranks",
-    "nccl_tests.device": "a line of the header: rank, host, device, name, bus (as printed)",
+    "nccl_tests.device": "a line of the header: rank, host, device, name, bus_id",
 }

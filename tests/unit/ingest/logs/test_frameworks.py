@@ -147,6 +147,6 @@ TABLE = """# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) wa
 
 def test_a_table_of_nccl_tests() -> None:
     device, outside, inside, average = events(f"./build/all_reduce_perf -b 8 -e 8G\n{TABLE}", NcclTests)
-    assert (device.rank, device.host, device.word("bus")) == (0, "gn07", "0x1b")
+    assert (device.rank, device.host, device.word("bus_id")) == (0, "gn07", "0000:1b:00.0")
     assert (outside.number("busbw_gbps"), inside.number("busbw_gbps"), inside.integer("wrong")) == (400.82, 401.39, 3)
     assert (average.number("busbw_gbps"), average.word("test"), average.integer("nranks")) == (201.11, "all_reduce", 1)
