@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ddiag.model.incident import Event, Stack
@@ -75,6 +75,9 @@ _OF_PHASE: Mapping[str, str] = MappingProxyType(
         "data": INPUT, "input": INPUT, "exit": CLEANUP,
     }
 )  # fmt: skip
+_OF_RECORDED = MappingProxyType(
+    {"input": INPUT, "checkpoint": CHECKPOINT, "evaluation": EVALUATION, "compile": COMPILE}
+)
 _IN_COLLECTIVE = re.compile(
     r"distributed_c10d\.py|\b(barrier|all_reduce|all_gather\w*|reduce_scatter\w*|broadcast|wait|recv|send)\b"
     r" \([^)]*(distributed|torch)"
@@ -124,6 +127,7 @@ def context(events: Events | None, stacks: Stacks | None) -> Context:
         if said.ended:
             ended.add(event.rank)
         doing[event.rank] = said
+    recorded = _recorded(events)
     stack_of: dict[int, tuple[str, ...]] = {}
     for stack in _main_stacks(stacks.all if stacks is not None else ()):
         if stack.rank is None:
@@ -131,8 +135,16 @@ def context(events: Events | None, stacks: Stacks | None) -> Context:
         stack_of[stack.rank] = stack.frames
         found = of_stack(stack)
         if found is not None:
-            doing[stack.rank] = found
+            known = recorded.get(stack.rank) if found.phase == USER_CODE else None
+            doing[stack.rank] = replace(found, phase=known) if known else found
     return Context(doing, tuple(unsigned), stack_of, frozenset(ended))
+
+
+def _recorded(events: Events | None) -> dict[int, str]:
+    """The phase in which the recorder saw a rank when its hang was captured, where that is no plain training."""
+    seen = events.of("process.state") if events is not None else ()
+    words = {event.rank: event.word("phase") for event in seen if event.rank is not None}
+    return {rank: _OF_RECORDED[word] for rank, word in words.items() if word in _OF_RECORDED}
 
 
 def _spoken(event: Event) -> Doing | None:
