@@ -8,14 +8,15 @@ import sys
 import pytest
 
 from tests.integration.running import PYTHON, REPOSITORY, environment
+from tests.shared import other_python
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="recording needs Linux")
 
 
-def gpu_check(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+def gpu_check(*options: str, limit_s: float, python: str = PYTHON) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PYTHON, "-m", "tools.gpu_check", *options],
+        [python, "-m", "tools.gpu_check", *options],
         cwd=REPOSITORY,
         env=environment(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES=""),
         capture_output=True,
@@ -36,9 +37,13 @@ def test_without_a_gpu_it_says_so() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_comparison_with_the_jobs_own_account_holds_on_the_cpu() -> None:
+@pytest.mark.parametrize("venv", [None, ".venv-torch214"], ids=["with everything", "with torch and numpy only"])
+def test_the_comparison_with_the_jobs_own_account_holds_on_the_cpu(venv: str | None) -> None:
     """What it costs is not judged here: too short, on a machine that runs other tests."""
-    done = gpu_check("--rehearse", "--rounds=1", limit_s=800)
-    found = [line for line in done.stdout.splitlines() if line.startswith("  ") and not line.startswith("  step,")]
-    assert [line for line in found if line.endswith("FAIL")] == [], done.stdout + done.stderr
-    assert len([line for line in found if line.endswith("PASS")]) == 4
+    python = PYTHON if venv is None else str(other_python(venv))
+    done = gpu_check("--rehearse", "--rounds=1", limit_s=800, python=python)
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.endswith("FAIL")] == [], done.stdout + done.stderr
+    assert len([line for line in lines if line.endswith("PASS")]) == 4
+    assert any("not made: polars" in line for line in lines) == (venv is not None)
+    assert done.returncode == 0
