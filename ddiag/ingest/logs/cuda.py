@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddiag.ingest.logs.line import Line
+from ddiag.ingest.logs.named_rank import rank_of
 from ddiag.ingest.logs.sizes import AMOUNT, bytes_of
 from ddiag.model.incident import Event, Seen, Value
 
@@ -102,7 +103,7 @@ class CudaMemory:
                 fields = oom_fields(line.text)
         if "tried_bytes" not in fields and "corrupt_size" not in fields:
             return None
-        return Event("cuda.oom", fields)
+        return Event("cuda.oom", fields, rank_of(line))
 
     def _driver(self, line: Line) -> Iterator[Event]:
         for pattern, what in _DRIVER:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from ddiag.ingest.logs.line import Line
+from ddiag.ingest.logs.named_rank import rank_of
 from ddiag.model.incident import Event, Metric, Seen, Value
 
 _FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
@@ -22,7 +23,6 @@ _TITAN_FIGURES = (
 )
 _TIMING = re.compile(r"\btiming(?:_s)?/([\w/]+)\s*[:=]\s*([\d.]+)")
 _SEQLEN = re.compile(r"\bglobal_seqlen/(min|max|mean|minmax_diff|balanced_min|balanced_max)\s*[:=]\s*([\d.]+)")
-_RANK = re.compile(r"\b[Rr]ank\s*[=:#]?\s?(\d+)\b")
 _STEP = re.compile(r"\b(?:global_step|step|iter(?:ation)?|it)\b\s*[:=#]?\s*\[?(\d+)")
 _FIGURES = (
     ("step_ms", re.compile(r"\b(?:step_time|iter_time|time_per_step|step "
@@ -35,8 +35,7 @@ _FIGURES = (
 )  # fmt: skip
 _TOKENS = re.compile(r"\b(?:num_tokens|n_tokens|tokens_in_batch|local_tokens|tokens)\s*[:=]\s*([\d,]+)\b(?!\s*/)")
 _SQUARES = re.compile(r"\b(?:sum_sq|sum_s2|seqlen_sq|sum_seqlen_sq|attn_flops)\s*[:=]\s*([\d.,e+]+)")
-_BY_RANK = re.compile(
-    r"\b(?P<what>tokens|seqlens?|s2|squares)[_ ](?:per|by)[_ ](?:dp_?)?rank\b\W{0,4}\[(?P<list>[\d.,\s e+]+)\]"
+_BY    r"\b(?P<what>tokens|seqlens?|s2|squares)[_ ](?:per|by)[_ ](?:dp_?)?rank\b\W{0,4}\[(?P<list>[\d.,\s e+]+)\]"
 )
 _EXPERTS = re.compile(
     r"(?:tokens[_ ]per[_ ](?:local[_ ])?expert|expert[_ ](?:load|counts?))\b[^\[]{0,24}\[(?P<list>[\d.,\s e+]+)\]",
@@ -138,7 +137,7 @@ def _own_figures(line: Line) -> Iterator[Seen]:
     at = _STEP.search(line.text)
     if at is None:
         return
-    step, rank = int(at[1]), _rank(line)
+    step, rank = int(at[1]), rank_of(line, words=True)
     for name, pattern in _FIGURES:
         if found := pattern.search(line.text):
             unit = "ms" if found[1] else found[3] or ("s" if float(found[2]) < 1000 else "ms")
@@ -146,12 +145,6 @@ def _own_figures(line: Line) -> Iterator[Seen]:
     for name, pattern in (("tokens", _TOKENS), ("tokens_squared", _SQUARES)):
         if found := pattern.search(line.text):
             yield Metric(name, _number(found[1]), step, rank)
-
-
-def _rank(line: Line) -> int | None:
-    """Who writes: as the envelope says, or the line itself when it names one rank."""
-    named = {int(number) for number in _RANK.findall(line.text)}
-    return line.rank if line.rank is not None else named.pop() if len(named) == 1 else None
 
 
 def _lists(line: Line) -> Iterator[Seen]:
@@ -174,7 +167,7 @@ def _not_finite(line: Line) -> Iterator[Seen]:
         return
     if found := _SKIP.search(line.text):
         what = "inf" if re.search(r"\binf\b", found[0], re.IGNORECASE) else "nan"
-        yield Event("trainer.nan_skip", {"what": what}, _rank(line))
+        yield Event("trainer.nan_skip", {"what": what}, rank_of(line, words=True))
     elif found := _NAN.search(line.text):
         yield Event("trainer.nan", {"what": (found[1] or found[2] or "nan").lower()})
     if _OOM_SKIP.search(line.text):
