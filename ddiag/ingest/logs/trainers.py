@@ -35,7 +35,8 @@ _FIGURES = (
 )  # fmt: skip
 _TOKENS = re.compile(r"\b(?:num_tokens|n_tokens|tokens_in_batch|local_tokens|tokens)\s*[:=]\s*([\d,]+)\b(?!\s*/)")
 _SQUARES = re.compile(r"\b(?:sum_sq|sum_s2|seqlen_sq|sum_seqlen_sq|attn_flops)\s*[:=]\s*([\d.,e+]+)")
-_BY    r"\b(?P<what>tokens|seqlens?|s2|squares)[_ ](?:per|by)[_ ](?:dp_?)?rank\b\W{0,4}\[(?P<list>[\d.,\s e+]+)\]"
+_BY_RANK = re.compile(
+    r"\b(?P<what>tokens|seqlens?|s2|squares)[_ ](?:per|by)[_ ](?:dp_?)?rank\b\W{0,4}\[(?P<list>[\d.,\s e+]+)\]"
 )
 _EXPERTS = re.compile(
     r"(?:tokens[_ ]per[_ ](?:local[_ ])?expert|expert[_ ](?:load|counts?))\b[^\[]{0,24}\[(?P<list>[\d.,\s e+]+)\]",
