@@ -12,7 +12,7 @@ from ddiag.model.incident import Event, Seen
 _TYPE = r"(?:float|half|bfloat16|u?int(?:8|32|64)|double|f(?:p|loat)8\w*|f8\w*)"
 _HALF = r"([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+)"
 _ROW = re.compile(rf"^\s*(\d+)\s+(\d+)\s+{_TYPE}(?:\s+[a-z]+)?(?:\s+-?\d+)?\s+{_HALF}(?:\s+{_HALF})?\s*$")
-_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([\d.]+)")
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?)")
 _DEVICE = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+ on\s+(\S+) device\s+(\d+) \[(?:0x)?([0-9a-fA-F:.]+)\] (.*?)\s*$"
 )
