@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ AHEAD_BYTES = 256 << 10
 """What stays readable behind the lines that are offered, for blocks that go on."""
 LONGEST_BYTES = 16 << 20
 """A line longer than this is cut."""
+MOST_DIGITS = 4000
+"""A longer row of digits is no number but damage, and Python refuses to read it as one."""
+_ENDLESS = re.compile(rf"\d{{{MOST_DIGITS},}}")
 SHOWN_BYTES = 64 << 10
 """Of a longer line, what parsers see."""
 
@@ -43,6 +47,8 @@ class Chunk:
         start = int(self.ends[index - 1]) + 1 if index else 0
         end = min(int(self.ends[index]), start + SHOWN_BYTES)
         raw = self.data[start:end].decode("utf-8", errors="replace").rstrip("\r").replace("\0", "")
+        if len(raw) > MOST_DIGITS:
+            raw = _ENDLESS.sub(lambda number: number[0][:20], raw)
         seen = opened(raw, self.labels)
         return Line(
             int(self.numbers[index]),
