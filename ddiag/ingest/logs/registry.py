@@ -36,6 +36,7 @@ from ddiag.ingest.logs.torchrun import Torchrun
 from ddiag.ingest.logs.traceback import Traceback
 from ddiag.ingest.logs.trainers import Trainers
 from ddiag.ingest.logs.watchdog import Watchdog
+from ddiag.ingest.logs.xpu_timer import XpuTimer
 
 PARSERS: tuple[Callable[[], LogParser], ...] = (
     Watchdog,
@@ -72,5 +73,6 @@ PARSERS: tuple[Callable[[], LogParser], ...] = (
     NvidiaSmiQuery,
     NvidiaSmiTable,
     PciTools,
+    XpuTimer,
 )
 """Makers of parsers, one object per file."""

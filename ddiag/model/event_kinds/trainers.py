@@ -15,6 +15,7 @@ TRAINERS = {
     "trainer.slow_load": "loading a checkpoint's shards: done, total, seconds",
     "ddp.unused_flag": "find_unused_parameters=True although every parameter was used",
     "moe.tokens_per_expert": "tokens each expert received: tokens (list), layer",
+    "xpu_timer.hang": "xpu_timer's own judgement of a rank: hang (bool)",
     "nccl_tests.row": "one row of an nccl-tests table: bytes, time_us, algbw_gbps, busbw_gbps (gigabytes per "
     "second), wrong "
     "(count), test, in_place (bool)",
