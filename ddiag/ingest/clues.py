@@ -72,7 +72,7 @@ def to_tables(records: Iterable[Seen]) -> dict[str, pl.DataFrame]:
 
 
 def _row(record: Seen) -> dict[str, object]:
-    row = {one.name: getattr(record, one.name) for one in dataclasses.fields(record)}
+    row = {one.name: _fitting(getattr(record, one.name)) for one in dataclasses.fields(record)}
     if isinstance(record, Event):
         row["fields"] = json.dumps(dict(record.fields))
         row["text"] = redact(record.text)[:MOST_TEXT]
@@ -81,3 +81,8 @@ def _row(record: Seen) -> dict[str, object]:
     elif isinstance(record, Standing) and record.ranks is not None:
         row["ranks"] = list(record.ranks)
     return row
+
+
+def _fitting(value: object) -> object:
+    """*value*, or nothing for a number that a column cannot hold: damaged digits, not a time or a count."""
+    return None if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else value
