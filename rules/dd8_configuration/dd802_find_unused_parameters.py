@@ -42,8 +42,10 @@ class Limits:
     """Search time / step for a warning."""
     critical_share: float = 0.30
     """Never reached in practice; kept so that a pathological graph stands out."""
-    looks: int = 12
+    looks: int = 8
     """Iterations a recording must have looked at before "never" means something."""
+    sure_looks: int = 16
+    """From here some of them come from later in the run."""
 
 
 _OFF = "DistributedDataParallel(find_unused_parameters=False) if every parameter gets a gradient in every step"
@@ -83,7 +85,7 @@ def _in_vain(search: UnusedSearch, limits: Limits) -> Finding:
     return Finding(
         title=f"find_unused_parameters=True, and no parameter was unused in {search.looks} iterations looked at",
         severity=Severity.INFO,
-        confidence=Confidence.HIGH,
+        confidence=Confidence.HIGH if search.looks >= limits.sure_looks else Confidence.MEDIUM,
         culprits=Culprits(where="DistributedDataParallel(find_unused_parameters=True)"),
         evidence=(
             Evidence("iterations looked at", search.looks, "", limits.looks, "DDP's own account"),
