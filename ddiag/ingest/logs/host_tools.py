@@ -29,7 +29,7 @@ _MODULE = re.compile(
 )
 _UNIT = re.compile(r"([\w@.-]+)\.service - ")
 _ACTIVE = re.compile(r"^\s*Active: (\w+)")
-_FM_VERSION = re.compile(r"[Ff]abric\s?[Mm]anager(?: version is)?\s*:?\s*(?:version )?(\d+\.\d+[\d.]*)")
+_FM_VERSION = re.compile(r"[Ff]abric ?[Mm]anager(?: version)?(?: is)?\s*:?\s*(\d+\.\d+[\d.]*)")
 _SYSCTL = re.compile(r"^\s*((?:net|kernel|vm|fs)\.[\w.]+) ?= ?(\S.*?)\s*$")
 _UNAME = re.compile(r"\bLinux (\S+) (\d+\.\d+[\w.+-]*)")
 _FREE = re.compile(r"^\s*Mem:\s+(\S+)\s+(\S+)\s+(\S+)(?:\s+\S+\s+\S+\s+(\S+))?\s*$")
