@@ -63,6 +63,11 @@ def who(stall: Stall) -> str:
     return name_ranks(stall.culprits) if stall.culprits else "no single rank"
 
 
+def waiting(stall: Stall) -> str:
+    """``7 ranks wait``, ``one rank waits``."""
+    return "one rank waits" if len(stall.victims) == 1 else f"{len(stall.victims):,} ranks wait"
+
+
 def doing(stall: Stall) -> str:
     """What the culprit does instead."""
     return f"in its {stall.phase}" if stall.phase else "elsewhere"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import UNEVEN, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD902",
@@ -45,7 +45,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} ran out of batches and left the loop; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} ran out of batches and left the loop; {waiting(stall)} in {place(stall)}",
         (
             "DistributedSampler(dataset, drop_last=True), or pad the last batch; accelerate: "
             "even_batches=True or dispatch_batches=True",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import SETUP_WORK, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD904",
@@ -45,7 +45,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} still prepares data; {len(stall.victims):,} ranks wait for it in {place(stall)}",
+        f"{who(stall)} still prepares data; {waiting(stall)} for it in {place(stall)}",
         (
             "prepare the data once before the job (axolotl preprocess, LLaMA-Factory tokenized_path, "
             "datasets.save_to_disk)",

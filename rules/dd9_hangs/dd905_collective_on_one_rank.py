@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import SINGLE_RANK_SAVE, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, doing, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, doing, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD905",
@@ -44,7 +44,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} is {doing(stall)} alone; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} is {doing(stall)} alone; {waiting(stall)} in {place(stall)}",
         (
             "call it on every rank: engine.save_checkpoint(), accelerator.save_state(), "
             "FSDP.state_dict_type(...); only file writing under if rank == 0",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import GENERATION, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD918",
@@ -44,7 +44,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} decodes another number of tokens; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} decodes another number of tokens; {waiting(stall)} in {place(stall)}",
         (
             "model.generate(..., synced_gpus=True)",
             "gather the parameters once for generation: ds3_gather_for_generation=True (trl), "

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import WEIGHT_SYNC, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD919",
@@ -44,7 +44,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} waits for the inference engine; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} waits for the inference engine; {waiting(stall)} in {place(stall)}",
         (
             "read the log of the inference engine: an exception or HTTP 500 there comes first",
             "same NCCL version on both sides, NCCL_CUMEM_ENABLE=0, or --vllm_sync_backend gloo",

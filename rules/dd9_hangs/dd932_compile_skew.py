@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import COMPILE_SKEW, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD932",
@@ -44,7 +44,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} still compiles; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} still compiles; {waiting(stall)} in {place(stall)}",
         (
             "compile before the first collective, then a barrier with a long timeout",
             "node-local TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR that are kept between runs; DS_BUILD_OPS=1",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import SWALLOWED, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD940",
@@ -44,7 +44,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} is out of its loop but its process lives; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} is out of its loop but its process lives; {waiting(stall)} in {place(stall)}",
         (
             "read the last traceback of that rank: it is the cause",
             "os._exit(1) (or @record of torch.distributed.elastic) where the loop catches exceptions; "

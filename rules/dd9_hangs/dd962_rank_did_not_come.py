@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import UNKNOWN, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View, name_ranks
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD962",
@@ -81,10 +81,10 @@ def _fix(stall: Stall) -> tuple[str, ...]:
 
 
 def _title(stall: Stall) -> str:
-    waiting = f"{len(stall.victims):,} ranks wait in {place(stall)}"
+    others = f"{waiting(stall)} in {place(stall)}"
     if not stall.culprits:
         could = f"; {name_ranks(stall.candidates)} left no evidence" if stall.candidates else ""
-        return f"{waiting}, and the evidence does not say for whom{could}"
+        return f"{others}, and the evidence does not say for whom{could}"
     if stall.verdict == "suspect_by_absence":
-        return f"{who(stall)} left no dump or line, and {waiting}"
-    return f"{who(stall)} did not come: {waiting}"
+        return f"{who(stall)} left no dump or line, and {others}"
+    return f"{who(stall)} did not come: {others}"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ddiag.model.signals_incident import HEARTBEAT, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View
-from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, doing, place, stall_finding, stalls_for, who
+from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, doing, place, stall_finding, stalls_for, waiting, who
 
 RULE = Rule(
     id="DD963",
@@ -44,7 +44,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
     yield stall_finding(
         stall,
-        f"{who(stall)} is stuck {doing(stall)}; {len(stall.victims):,} ranks wait in {place(stall)}",
+        f"{who(stall)} is stuck {doing(stall)}; {waiting(stall)} in {place(stall)}",
         (
             "py-spy dump --native --pid PID and gdb -p PID: which native call holds on",
             "release the GIL around long native calls; move them to a process of their own",

@@ -31,6 +31,7 @@ STYLES = (
 ONE_GROUP_STYLES = (Style("2.2"), Style("1.4"))
 """Versions whose dumps do not name groups: only good for jobs of one group."""
 NEEDS_STARTS = ("gpu_stuck",)
+NEEDS_TYPES = ("other_type",)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def make_hang(
     if len(lost) == job.world:
         lost.pop()
     possible = _possible(job, name, plan, rank, index, ranks, frozenset(lost))
-    style = _style(rng, job, name, wrapped=wrapped)
+    style = _style(rng, job, name, lost, wrapped=wrapped)
     return Hang(name, job, ranks, plan.culprits, tuple(sorted(lost)), possible, style)
 
 
@@ -95,9 +96,12 @@ def _random_layout(rng: random.Random) -> Layout:
     return three_d(tp, pp, dp, steps, reuse_names=reuse, experts=kind == "moe")
 
 
-def _style(rng: random.Random, layout: Layout, kind: str, *, wrapped: bool | None) -> Style:
-    styles = [*STYLES, *(ONE_GROUP_STYLES if len(layout.groups) == 1 else ())]
+def _style(rng: random.Random, layout: Layout, kind: str, lost: set[int], *, wrapped: bool | None) -> Style:
+    old = len(layout.groups) == 1 and kind not in NEEDS_TYPES
+    styles = [*STYLES, *(ONE_GROUP_STYLES if old else ())]
     style = rng.choice([style for style in styles if style.starts or kind not in NEEDS_STARTS])
+    if style.version == "2.2" and layout.world - 1 in lost:
+        style = STYLES[0]  # a bare list does not say how many ranks there are
     short = rng.random() < 0.25 if wrapped is None else wrapped
     longest = max(len(program) for program in layout.programs)
     return Style(style.version, style.as_json, longest // 2, style.prefix, style.starts) if short else style
@@ -106,7 +110,7 @@ def _style(rng: random.Random, layout: Layout, kind: str, *, wrapped: bool | Non
 def _possible(
     layout: Layout, kind: str, plan: Plan, rank: int, index: int, ranks: list[Rank], lost: frozenset[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """The truth, and every other rank without a dump whose fault would have left the same dumps of the others."""
+    """The truth, and everything else that would have left the same dumps: another rank without one, or nobody."""
     found = [plan.culprits]
     seen = {number: visible(ranks[number]) for number in range(layout.world) if number not in lost}
     blamed = set(plan.culprits)
@@ -114,8 +118,7 @@ def _possible(
         found.append(tuple(sorted(blamed - lost)))
     if not (blamed <= lost or kind == "network"):
         return tuple(found)
-    halted = faults.network(layout, rank, index) if kind == "skipped" else None
-    if halted is not None and _same(layout, halted, seen):
+    if kind != "network" and _nobody_to_blame(layout, rank, index, ranks, seen):
         found.append(())
     step = layout.programs[rank][index].step
     for other in sorted(lost - blamed):
@@ -123,6 +126,17 @@ def _possible(
         if any(_same(layout, faults.late(layout, other, place), seen) for place in places):
             found.append((other,))
     return tuple(found)
+
+
+def _nobody_to_blame(
+    layout: Layout, rank: int, index: int, ranks: list[Rank], seen: Mapping[int, tuple[object, ...]]
+) -> bool:
+    """The dumps are those of a job that ended, or in which one call of these ranks never ends for anybody."""
+    if not any(ranks[number].open for number in seen):
+        return True
+    starts = [(rank, index), *((number, len(ranks[number].calls) - ranks[number].open) for number in seen)]
+    halts = (faults.network(layout, who, at) for who, at in starts if at < len(layout.programs[who]))
+    return any(plan is not None and _same(layout, plan, seen) for plan in halts)
 
 
 def _same(layout: Layout, plan: Plan, seen: Mapping[int, tuple[object, ...]]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 import polars as pl
 
@@ -46,14 +46,21 @@ def _orders(flight: pl.DataFrame, place: Positions) -> dict[int, list[int]]:
 
 
 def _same_order(first: Sequence[int], second: Sequence[int]) -> bool | None:
-    """Whether two ranks issued the calls both have in one order; None when they seem to have different roles."""
+    """Whether two ranks issued the same calls in one order between the first and the last that both have issued.
+
+    None when they seem to have different roles: too little in common, or different from the start.
+    """
     common = set(first) & set(second)
-    ours = [key for key in first if key in common]
-    theirs = [key for key in second if key in common]
-    differs = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-    whole = max(1, min(len(first), len(second)))
-    if len(ours) < whole // 2:
+    ours, theirs = _between(first, common), _between(second, common)
+    if len(common) < max(1, min(len(first), len(second))) // 2:
         return None
+    differs = next((at for at, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b), None)
     if differs is None:
         return True
-    return False if differs >= max(FEWEST_ALIKE, len(ours) // 3) else None
+    return False if differs >= max(FEWEST_ALIKE, min(len(ours), len(theirs)) // 3) else None
+
+
+def _between(keys: Sequence[int], common: set[int]) -> Sequence[int]:
+    """From the first to the last of *keys* that is *common*."""
+    places = [at for at, key in enumerate(keys) if key in common]
+    return keys[places[0] : places[-1] + 1] if places else ()

@@ -9,7 +9,7 @@ import polars as pl
 
 from ddiag.analysis.hang.circles import circle
 from ddiag.analysis.hang.departed import departed
-from ddiag.analysis.hang.graph import Blockers, Ending, certain, endings, possible, waits
+from ddiag.analysis.hang.graph import Blockers, Ending, certain, circles, endings, possible, waits
 from ddiag.analysis.hang.positions import COMPLETED, STARTED, SYNCHRONISING, Node, Positions, positions
 from ddiag.analysis.hang.unseen import with_witnesses
 from ddiag.analysis.hang.verdict import Verdict, earliest, since, there, usual_count
@@ -75,7 +75,7 @@ def _settled(
 ) -> Verdict | None:
     """Late ranks and circles that the dumps of the ranks concerned show."""
     late = [end for end in ends if not end.nodes]
-    cycles = [end for end in ends if end.cyclic]
+    cycles = circles(place.fronts, certain(blocking))
     if late and (not cycles or len(late[0].blocked) >= len(cycles[0].blocked)):
         ranks = tuple(sorted(rank for end in late for rank in end.ranks))
         node = _missed(place, set(ranks), certain(blocking))
@@ -135,7 +135,7 @@ def _not_begun(place: Positions, node: Node) -> tuple[int, ...]:
     rows = place.front_rows.filter(pl.col("rank").is_in(list(present)))
     states = dict(rows.select("rank", "state").iter_rows())
     idle = tuple(rank for rank in present if states[rank] != STARTED)
-    return idle if node[0] == "coll" and 2 * len(idle) < len(present) else ()
+    return idle if node[0] == "coll" and 2 * len(idle) <= len(present) else ()
 
 
 def _stuck_gpu(place: Positions, blocking: Mapping[Node, Blockers]) -> Verdict | None:

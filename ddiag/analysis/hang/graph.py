@@ -97,6 +97,15 @@ def possible(blocking: Mapping[Node, Blockers]) -> dict[Node, frozenset[int]]:
 
 def endings(fronts: Mapping[int, Node], blocking: Mapping[Node, frozenset[int]]) -> list[Ending]:
     """Components without a way out, those that most ranks wait for first."""
+    return _parts(fronts, blocking, closed=True)
+
+
+def circles(fronts: Mapping[int, Node], blocking: Mapping[Node, frozenset[int]]) -> list[Ending]:
+    """All circles. A call needs every member: who waits in a circle waits for ever, whatever else it waits for."""
+    return [part for part in _parts(fronts, blocking, closed=False) if part.cyclic]
+
+
+def _parts(fronts: Mapping[int, Node], blocking: Mapping[Node, frozenset[int]], *, closed: bool) -> list[Ending]:
     edges: dict[Vertex, Sequence[Vertex]] = {rank: (node,) for rank, node in fronts.items()}
     edges.update({node: sorted(ranks) for node, ranks in blocking.items()})
     for ranks in blocking.values():
@@ -105,13 +114,14 @@ def endings(fronts: Mapping[int, Node], blocking: Mapping[Node, frozenset[int]])
     out = {component[a] for a, targets in edges.items() for b in targets if component[a] != component[b]}
     parts: dict[int, list[Vertex]] = defaultdict(list)
     for vertex, number in component.items():
-        if number not in out:
+        if not (closed and number in out):
             parts[number].append(vertex)
+    wanted = parts.values() if closed else [part for part in parts.values() if len(part) > 1]
     back: dict[Vertex, list[Vertex]] = defaultdict(list)
     for a, targets in edges.items():
         for b in targets:
             back[b].append(a)
-    found = [_ending(part, back) for part in parts.values()]
+    found = [_ending(part, back) for part in wanted]
     return sorted(found, key=lambda one: (-len(one.blocked), one.ranks, one.nodes))
 
 

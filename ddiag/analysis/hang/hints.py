@@ -8,9 +8,9 @@ import polars as pl
 
 from ddiag.analysis.hang import phases
 from ddiag.analysis.hang.cause import Hints
-from ddiag.analysis.hang.logs import Told, Wait
 from ddiag.analysis.hang.phases import Context
 from ddiag.analysis.hang.positions import Positions
+from ddiag.analysis.hang.told import GLOO, Told, Wait
 from ddiag.analysis.hang.verdict import Verdict
 from ddiag.model.signals_incident import Events, Settings
 
@@ -26,7 +26,7 @@ def hints_of(
 ) -> Hints:
     """Everything :func:`cause_of` asks for; from dumps where there are some, else from the watchdogs' lines."""
     at_dumps = place is not None and found.node is not None and not place.front_rows.is_empty()
-    base = _from_dumps(found, place) if at_dumps and place is not None else _from_logs(found, log)
+    base = _from_dumps(found, place) if at_dumps and place is not None else _from_logs(found, log, events)
     words = " ".join([*base.frames.values(), *(event.text for event in events.of("python.exception"))])
     return Hints(
         op=base.op,
@@ -68,7 +68,7 @@ def _from_dumps(found: Verdict, place: Positions) -> Hints:
     )
 
 
-def _from_logs(found: Verdict, log: Told) -> Hints:
+def _from_logs(found: Verdict, log: Told, events: Events) -> Hints:
     at = [w for w in log.waits if found.node is None or (w.group, w.seq) == (found.node[1], found.node[2])]
     if not at:
         return Hints()
@@ -77,12 +77,23 @@ def _from_logs(found: Verdict, log: Told) -> Hints:
     return Hints(
         op=wait.op,
         numel=wait.numel_in,
-        seq=wait.seq,
+        seq=wait.seq if wait.group != GLOO else None,
         desc=wait.event.word("group_desc"),
         group=wait.group,
         timeout_ms=wait.event.integer("timeout_ms"),
+        frames=_failed_at(events),
         first_call=bool(completed) and max(completed) <= 0,
     )
+
+
+def _failed_at(events: Events) -> dict[int, str]:
+    """rank -> line of user code of the call that timed out, where torch printed its stack."""
+    lines: dict[int, str] = {}
+    for event in events.of("c10d.collective_stack"):
+        frames = event.get("frames")
+        if event.rank is not None and isinstance(frames, list):
+            lines.setdefault(event.rank, phases.user_line([str(frame) for frame in frames]) or "")
+    return lines
 
 
 def _usual(waits: list[Wait], found: Verdict) -> Wait:

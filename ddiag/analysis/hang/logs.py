@@ -1,120 +1,27 @@
 """The verdict from log lines alone: who printed that it waits, in what, and who printed nothing.
 
-A rank that prints a watchdog line is normally a victim. ``[rank7]:`` is a global rank, ``[Rank 3]`` one inside the
-process group. A log is often an excerpt: a rank without a line is a suspect, not a culprit, until something else says
-so.
+A rank that prints a watchdog line is normally a victim. A log is often an excerpt: a rank without a line is a suspect,
+not a culprit, until something else says so.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from math import prod
 
+from ddiag.analysis.hang.told import DEFAULT, GLOO, Told, Wait
 from ddiag.analysis.hang.verdict import Verdict
-from ddiag.analysis.hang.vote import IN_SIZED, OUT_SIZED, Mismatch, Signature, vote
+from ddiag.analysis.hang.vote import Mismatch, Signature, vote
 from ddiag.model.incident import Event
 from ddiag.model.signals_incident import Events
 
-DEFAULT = "0"
-DEFAULT_GROUPS = ("", DEFAULT, "default_pg")
 FEW = 0.25
 """Up to this share of the ranks may be silent and still be named (one always may)."""
-SPEAKING = ("c10d.watchdog_timeout", "c10d.pg_status", "c10d.collective_stack", "c10d.dump_signal", "c10d.heartbeat")
-"""Events of the watchdogs themselves: they say nothing of what the rank's own thread does."""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """One rank's word that it waits."""
-
-    rank: int
-    group: str
-    seq: int
-    op: str
-    numel_in: int | None
-    numel_out: int | None
-    event: Event
-
-    @property
-    def signature(self) -> Signature:
-        size = self.numel_in if self.op in IN_SIZED else self.numel_out if self.op in OUT_SIZED else None
-        return (self.op, size, "")
-
-    @property
-    def size(self) -> int | None:
-        """Members of the group, where the shape of the call gives it away."""
-        if self.op == "all_gather" and self.numel_in and self.numel_out and self.numel_out % self.numel_in == 0:
-            return self.numel_out // self.numel_in
-        if self.op == "reduce_scatter" and self.numel_in and self.numel_out and self.numel_in % self.numel_out == 0:
-            return self.numel_in // self.numel_out
-        return None
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the logs say of a stall."""
-
-    waits: tuple[Wait, ...]
-    """The first call each rank waits in, per group."""
-    world: tuple[int, ...]
-    status: Mapping[tuple[int, str], tuple[int | None, int | None]]
-    """(rank, group) -> last enqueued, last completed."""
-    healthy_counts: bool = False
-    """RAS saw every rank at the same place."""
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        return frozenset(wait.rank for wait in self.waits)
-
-    @property
-    def silent(self) -> tuple[int, ...]:
-        return tuple(rank for rank in self.world if rank not in self.waiting)
-
-
-def told(events: Events, world: Iterable[int], *, healthy_counts: bool = False) -> Told:
-    """Collect the waiting ranks of all logs. *world*: ranks known otherwise."""
-    first: dict[tuple[int, str], Wait] = {}
-    for event in events.of("c10d.watchdog_timeout"):
-        wait = _wait(event)
-        if wait is not None:
-            key = (wait.rank, wait.group)
-            if key not in first or wait.seq < first[key].seq:
-                first[key] = wait
-    status: dict[tuple[int, str], tuple[int | None, int | None]] = {}
-    for event in events.of("c10d.pg_status"):
-        rank = _rank(event)
-        if rank is not None:
-            status[rank, _group(event)] = (event.integer("last_enqueued"), event.integer("last_completed"))
-    known = {*world, *(wait.rank for wait in first.values()), *(e.rank for e in events.all if e.rank is not None)}
-    whole = tuple(range(max(known) + 1)) if known else ()
-    return Told(tuple(first.values()), whole, status, healthy_counts)
-
-
-def _rank(event: Event) -> int | None:
-    """The global rank: as the envelope says, or the group rank where the group is the default one."""
-    if event.rank is not None:
-        return event.rank
-    group, desc = event.word("group"), event.word("group_desc")
-    return event.integer("group_rank") if group in DEFAULT_GROUPS or desc == "default_pg" else None
-
-
-def _wait(event: Event) -> Wait | None:
-    rank, seq = _rank(event), event.integer("seq")
-    if rank is None or seq is None:
-        return None
-    size = (event.integer("numel_in"), event.integer("numel_out"))
-    return Wait(rank, _group(event), seq, event.word("op"), *size, event)
-
-
-def _group(event: Event) -> str:
-    """The group's name; watchdogs that do not name one speak of the default group."""
-    return event.word("group") or DEFAULT
 
 
 def conclude_logs(events: Events, log: Told) -> Verdict | None:
     """The verdict; None when no line says that a rank waits in a collective."""
-    named = _named_by_torch(events, log)
+    named = _named_by_torch(events, log) or _fingerprints(events, log)
     if named is not None:
         return named
     if not log.waits:
@@ -143,6 +50,33 @@ def _named_by_torch(events: Events, log: Told) -> Verdict | None:
 def _ranks(event: Event, field: str) -> tuple[int, ...]:
     found = event.get(field)
     return tuple(sorted({r for r in found if isinstance(r, int)})) if isinstance(found, list) else ()
+
+
+def _fingerprints(events: Events, log: Told) -> Verdict | None:
+    """DETAIL debugging compares pairs of ranks; over all pairs the majority is right."""
+    signatures: dict[int, Signature] = {}
+    seqs: dict[int, int] = {}
+    for event in events.of("c10d.fingerprint_mismatch"):
+        columns = [event.get(name) for name in ("ranks", "ops", "shapes", "dtypes", "seqs")]
+        if all(isinstance(column, list) for column in columns):
+            for rank, op, shape, dtype, seq in zip(*columns, strict=False):
+                if isinstance(rank, int):
+                    signatures[rank] = (str(op), _numel(str(shape or "")), str(dtype or ""))
+                    seqs[rank] = seq if isinstance(seq, int) else -1
+    if len(signatures) < 2 or len(set(signatures.values())) < 2:
+        return None
+    odd = vote(signatures)
+    node = ("coll", DEFAULT, max(seqs.values()), -1)
+    found = Mismatch(DEFAULT, node[2], odd, signatures, open=True)
+    named = odd or (tuple(sorted(signatures)) if len(signatures) == 2 else ())
+    sure = "high" if odd and len(signatures) > 2 * len(odd) else "medium"
+    return Verdict("mismatch", named, () if odd else tuple(sorted(signatures)), sure, node, log.waiting, found)
+
+
+def _numel(shape: str) -> int | None:
+    """Elements of ``4, 1024``; None where no shape was printed."""
+    sizes = [int(size) for size in shape.replace(" ", "").split(",") if size.isdigit()]
+    return prod(sizes) if sizes else None
 
 
 def _place(log: Told) -> tuple[str, str, int, int] | None:
@@ -184,7 +118,7 @@ def _sends_meet(log: Told) -> Verdict | None:
     """Everybody waits in a send, or everybody in a receive: each waits for the other's counterpart."""
     ops = {wait.op for wait in log.waits}
     ranks = tuple(sorted(log.waiting))
-    if ops not in ({"send"}, {"recv"}) or len(ranks) < 2:
+    if ops not in ({"send"}, {"recv"}) or len(ranks) < 2 or any(wait.group == GLOO for wait in log.waits):
         return None
     sure = "high" if ops == {"send"} and len(ranks) == 2 else "medium"
     return Verdict("deadlock", ranks, ranks, sure, _place(log), log.waiting)

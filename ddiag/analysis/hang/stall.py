@@ -12,11 +12,12 @@ from ddiag.analysis.hang import phases
 from ddiag.analysis.hang.cause import cause_of
 from ddiag.analysis.hang.dumps import DUMPED, conclude
 from ddiag.analysis.hang.hints import hints_of
-from ddiag.analysis.hang.logs import Told, conclude_logs, told
+from ddiag.analysis.hang.logs import conclude_logs
 from ddiag.analysis.hang.phases import Context, Doing, context
 from ddiag.analysis.hang.positions import Positions
 from ddiag.analysis.hang.setup import at_setup
 from ddiag.analysis.hang.stands import group_stands, wait_began_ns
+from ddiag.analysis.hang.told import Told, told
 from ddiag.analysis.hang.verdict import Verdict
 from ddiag.analysis.hang.words import settle_with, why
 from ddiag.model.run import Run

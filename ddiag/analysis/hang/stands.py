@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ddiag.analysis.hang.logs import Told
 from ddiag.analysis.hang.positions import SCHEDULED, Node, Positions
+from ddiag.analysis.hang.told import Told
 from ddiag.analysis.hang.verdict import Verdict
 from ddiag.model.signals_incident import GroupStand
 

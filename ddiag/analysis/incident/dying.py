@@ -23,7 +23,7 @@ _VICTIM = re.compile(
     r"successfully reached monitoredBarrier|failed to pass monitoredBarrier|remote server shutdown|got 0 bytes|"
     r"Socket Timeout|wait timeout after|Timeout waiting for key|client socket has timed out|caused pair closure|"
     r"communicator (?:was|is) aborted|DistStoreError|DistNetworkError|aborted by the user|death signal|"
-    r"got signal: 15|more than 1EB|Rendezvous\w*Error",
+    r"got signal: 15|more than 1EB|Rendezvous\w*Error|mismatch between collectives|inconsistent collective",
     re.IGNORECASE,
 )
 """What a process says that waited for another or lost it, whoever is to blame."""

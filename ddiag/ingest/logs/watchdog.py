@@ -18,6 +18,7 @@ _STATUS = re.compile(
     r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (?P<at>\d+),? (?:PG status: )?"
     r"last enqueued (?:NCCL )?work: (?P<enq>-?\d+), last completed (?:NCCL )?work: (?P<done>-?\d+)"
 )
+_SIGNALLED = re.compile(r"Last enqueued NCCL work: (?P<enq>-?\d+), last completed NCCL work: (?P<done>-?\d+)")
 _ENDED = re.compile(r"watchdog thread terminated with exception: (?P<error>.+)")
 _STACK = re.compile(r"Stack trace of the failed collective: ?")
 _FRAME = re.compile(r"#(\d+) (?P<name>.+?) from (?P<file>\S+):(?P<line>\d+)")
@@ -74,7 +75,11 @@ class Watchdog:
             yield from self._stack(line)
         if found := _DUMP.search(line.text):
             from_rank = int(found["rank"]) if found["rank"] else None
-            yield Event("c10d.dump_signal", {"from_rank": from_rank}, rank=rank_of(line, tag_in(line.text)))
+            tag = tag_in(line.text)
+            yield Event("c10d.dump_signal", {"from_rank": from_rank}, rank=rank_of(line, tag))
+            if said := _SIGNALLED.search(line.text):
+                reached: dict[str, Value] = {"last_enqueued": int(said["enq"]), "last_completed": int(said["done"])}
+                yield Event("c10d.pg_status", {**tag.fields, "at": None, **reached}, rank=rank_of(line, tag))
 
     def end(self) -> Iterable[Seen]:
         return ()
