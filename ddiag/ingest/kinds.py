@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import bundle, config_files, flight, memory_snapshot, node_report, nsys, ras, recorded_hang
+from ddiag.ingest import bundle, config_files, flight, inspector, memory_snapshot, node_report, nsys, ras, recorded_hang
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import Several
@@ -26,6 +26,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(memory_snapshot.NAME, memory_snapshot.matches, memory_snapshot.read),
     Kind(flight.NAME, flight.matches, flight.read),
     Kind(ras.NAME, ras.matches, ras.read),
+    Kind(inspector.NAME, inspector.matches, inspector.read),
     Kind("bundle", bundle.matches, bundle.read),
     Kind("doctor", node_report.matches, node_report.read),
     Kind("nsys", nsys.matches, nsys.read),

@@ -217,7 +217,7 @@ FLIGHT = Table(
     (
         _RANK,
         Column("group", pl.String, "", "key of the process group: name, made unambiguous by its members"),
-        Column("call", pl.String, "", "coll, p2p or coalesced"),
+        Column("call", pl.String, "", "coll or p2p: what seq counts; coalesced collectives are one call"),
         Column("op", pl.String, "", "all_reduce, all_gather, reduce_scatter, broadcast, send, recv …"),
         Column("seq", pl.Int64, "", "collective_seq_id, or p2p_seq_id for call = p2p"),
         Column("op_id", pl.Int64, "", "op_id within the group"),
@@ -245,7 +245,7 @@ FLIGHT_STATUS = Table(
         Column("last_enqueued", pl.Int64, "", "sequence number; -1 none; null unknown"),
         Column("last_started", pl.Int64, "", "sequence number; -1 none; null unknown"),
         Column("last_completed", pl.Int64, "", "sequence number; -1 none; null unknown"),
-        Column("oldest_kept", pl.Int64, "", "smallest one still in the ring; null when nothing was evicted"),
+        Column("oldest_kept", pl.Int64, "", "smallest one of which an entry was kept; null when all were"),
         Column("origin", pl.String, "", "flight, ring, watchdog, desync or ras"),
         _HOST,
         _SOURCE,
