@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -67,7 +69,8 @@ def _starting() -> Iterator[None]:
     sys.modules["__main__"] = ModuleType("__main__")
     os.environ.update(_ONE_THREAD)
     try:
-        yield
+        with _interrupts_later():
+            yield
     finally:
         sys.modules["__main__"] = main
         for key, value in environment.items():
@@ -77,10 +80,29 @@ def _starting() -> Iterator[None]:
                 os.environ[key] = value
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """An interrupt reaches workers too. Those started here never hear of it (it would meet them in the middle of an
+    import), and it comes to this process once they have what they need to start."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def _in_processes(sources: Sequence[Source], count: int, report: _Report, read: Read) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     try:
-        with _pool(count) as pool:
+        with _pool(count) as pool, _ended_with_us(pool):
             _collect(pool, sources, outcomes, report, read)
     except BrokenProcessPool:
         for place, source in enumerate(sources):
@@ -99,21 +121,31 @@ def _collect(
             pool.submit(read, sources[place]): place
             for place in sorted(range(len(sources)), key=lambda place: -sources[place].bytes)
         }
+    for future in as_completed(list(running)):
+        place = running.pop(future)
+        outcomes[place] = future.result()
+        report(sources[place])
+
+
+@contextmanager
+def _ended_with_us(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """An interrupt ends the workers at once, in the middle of their files."""
+    others = set(multiprocessing.active_children())
     try:
-        for future in as_completed(list(running)):
-            place = running.pop(future)
-            outcomes[place] = future.result()
-            report(sources[place])
+        yield
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
         raise
 
 
 def _alone(source: Source, read: Read) -> Outcome:
     """Read in a process of its own, so that the file that kills its reader is known."""
     try:
-        with _pool(1) as pool, _starting():
-            future = pool.submit(read, source)
-        return future.result()
+        with _pool(1) as pool, _ended_with_us(pool):
+            with _starting():
+                future = pool.submit(read, source)
+            return future.result()
     except BrokenProcessPool:
         return Refused(source, _DIED)

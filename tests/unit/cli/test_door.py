@@ -151,7 +151,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (process.wait(60), said) == (141, b"")
 
 
-@pytest.mark.long
 def test_ctrl_c_while_reading_is_quiet(slow_input: Path, tmp_path: Path) -> None:
     """A real interrupt of the whole process group, worker processes included, as a terminal sends it."""
     many = tmp_path / "many"
