@@ -66,8 +66,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         for event in events.of("python.exception", "python.fatal", "log.bus_error")
         if _BUS.search(f"{event.word('message')} {event.word('reason')} {event.text}")
     ]
-    if full or (nccl and small):
-        yield _finding(list(nccl), (), small, placement, sure=bool(full))
+    vague = [event for event in nccl if not event.word("error") and "nccl-" in event.word("path")]
+    if full or vague or (nccl and small):
+        yield _finding(list(nccl), (), small, placement, sure=bool(full or small))
     elif told or killed:
         yield _finding([*told, *killed], ranks_of([*killed, *told]), small, placement, sure=bool(told or small))
 
@@ -100,8 +101,10 @@ def _finding(
         verify="df -h /dev/shm inside the container shows several GiB free while the job runs",
         why="shared memory could not be made because the file system is full"
         if sure
-        else "SIGBUS of a training process is nearly always a page of /dev/shm that cannot be had",
-        doubt="" if sure else "a memory-mapped data file that was cut short raises SIGBUS too; df /dev/shm would tell",
+        else "a segment or page of shared memory could not be had: /dev/shm is nearly always full then",
+        doubt=""
+        if sure
+        else "`df /dev/shm` inside the container would decide; a data file cut short raises SIGBUS too",
         state=State.CRASHED,
         began_ns=began(seen),
     )

@@ -115,7 +115,7 @@ def _common(real: Sequence[Event], events: Events, limits: Limits, *, echo: bool
     partners = _partners(real, names)
     pairs = {frozenset((a, b)) for a, others in partners.items() for b in others}
     shared = [node for node, others in partners.items() if len(others) >= limits.partners and _in_all(node, pairs)]
-    hosts = (shared[0],) if len(shared) == 1 else ()
+    hosts = (shared[0],) if len(shared) == 1 else _one_sided(real, names) if len(pairs) == 1 else ()
     involved = ", ".join(sorted(partners)[:4])
     status = next((event.integer("status") for event in real), None) or RETRIES
     rows = (Evidence("connections that failed", len(pairs) or len(real), "pairs of nodes"),)
@@ -123,7 +123,9 @@ def _common(real: Sequence[Event], events: Events, limits: Limits, *, echo: bool
         title=(f"RDMA to {name_hosts(hosts)} broke down" if hosts else f"RDMA broke down between {involved or 'nodes'}")
         + f": {STATUS.get(status, f'status {status}')}",
         severity=Severity.INFO if echo else Severity.CRITICAL,
-        confidence=Confidence.HIGH if hosts and status == RETRIES and not echo else Confidence.MEDIUM,
+        confidence=Confidence.HIGH
+        if hosts and len(pairs) > 1 and status == RETRIES and not echo
+        else Confidence.MEDIUM,
         culprits=Culprits(hosts=hosts),
         evidence=(*lines("completion", real), *rows),
         fix=_fixes(name_hosts(hosts) if hosts else "the nodes named"),
@@ -148,6 +150,15 @@ def _partners(real: Sequence[Event], names: Mapping[str, str]) -> dict[str, set[
             found.setdefault(event.host, set()).add(peer)
             found.setdefault(peer, set()).add(event.host)
     return found
+
+
+def _one_sided(real: Sequence[Event], names: Mapping[str, str]) -> tuple[str, ...]:
+    """One pair of nodes: the peer, when several devices of one side lost it and only one side complains."""
+    sides = {(event.host, event.get("nic") or event.get("dev")) for event in real if event.host}
+    if len(sides) < 2 or len({host for host, _ in sides}) > 1:
+        return ()
+    peer = address(real[0].word("peer"))
+    return (names.get(peer, peer),) if peer else ()
 
 
 def _in_all(node: str, pairs: set[frozenset[str]]) -> bool:

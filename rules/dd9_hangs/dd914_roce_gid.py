@@ -64,7 +64,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     seen = failed or list(by_gid(events, completions))
     if not seen or (not failed and port_errors(events)):
         return
-    odd = _odd(seen, limits)
+    odd = _odd(seen, limits) or _link_local(failed)
     settings = signals.get(Settings)
     pinned = settings.of("env", "NCCL_IB_GID_INDEX") if settings is not None else ()
     local = any(event.word("local_gid").lower().startswith("fe80") for event in seen)
@@ -98,6 +98,18 @@ def _odd(seen: Sequence[Event], limits: Limits) -> tuple[str, ...]:
         return ()
     usual, most = counts.most_common(1)[0]
     return tuple(host for host, index in indices.items() if index != usual) if 2 * most > len(indices) else ()
+
+
+def _link_local(failed: Sequence[Event]) -> tuple[str, ...]:
+    """The one host that offers a link-local GID to peers with routable ones."""
+    hosts = {
+        event.host
+        for event in failed
+        if event.host
+        and event.word("local_gid").lower().startswith("fe80")
+        and not event.word("remote_gid").lower().startswith("fe80")
+    }
+    return tuple(hosts) if len(hosts) == 1 else ()
 
 
 def _rows(failed: Sequence[Event]) -> tuple[Evidence, ...]:

@@ -120,3 +120,6 @@ def _torch_error(line: Line) -> Iterator[Event]:
         "where": match["where"],
     }
     yield Event("nccl.error", fields)
+    cause = _read(Said(fields["detail"], warn=True)) if fields["detail"] else None
+    if cause is not None and cause.kind != "nccl.duplicate_gpu":
+        yield cause
