@@ -111,12 +111,12 @@ def _lost_a_peer(row: Row) -> bool:
 
 
 def _culprit(row: Row, rows: Sequence[Row], exits: Exits, unseen: Sequence[int]) -> Finding:
-    how = _how(row)
     others = [one for one in rows if one is not row]
     sure = not unseen and row["end_ns"] is not None
-    said = f": {row['exception']}: {row['message']}" if row["exception"] else ""
+    said = f"{row['exception']}: {row['message']}" if row["exception"] else ""
+    how = said if said and not row["signal"] else _how(row)
     return Finding(
-        title=f"rank {row['rank']} ended first: {how}{said}"[:220],
+        title=f"rank {row['rank']} ended first: {how}"[:220],
         severity=Severity.CRITICAL,
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         culprits=_culprits([row]),
@@ -208,7 +208,7 @@ def _on(row: Row) -> str:
 
 def _ends(row: Row, others: Sequence[Row]) -> Iterator[Evidence]:
     yield from _end(row)
-    if row["out_of_memory_kills"]:
+    if row["signal"] == signal.SIGKILL and row["out_of_memory_kills"]:
         yield Evidence("kills for want of memory", row["out_of_memory_kills"], "on its host", None, "oom_kill counters")
     for one in others[:3]:
         if one["end_ns"] is None or not (one["signal"] or one["exit_code"]):

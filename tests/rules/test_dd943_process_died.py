@@ -23,7 +23,7 @@ def test_the_rank_that_raised_is_named_and_those_the_launcher_ended_are_not() ->
     assert found.culprits.ranks == (5,)
     assert found.culprits.where == "train.py:41 in step"
     assert found.culprits.hosts == ("node1",)
-    assert found.title == "rank 5 ended first: exit code 1: ValueError: bad batch"
+    assert found.title == "rank 5 ended first: ValueError: bad batch"
     assert (found.state, found.severity, found.confidence) == (State.CRASHED, Severity.CRITICAL, Confidence.HIGH)
     assert evidence(found, "rank 0 ended later").value == 0.3
 
@@ -67,6 +67,9 @@ def test_kills_for_want_of_memory_are_said() -> None:
     found = crash({1: {**KILL, "end_s": 10.0, "out_of_memory_kills": 1}, **everybody(TERM, but=1)})
     assert "want of memory" in found.title
     assert "ran out of memory" in found.fix[0]
+    raised = {"exit_code": 1, "exception": "ValueError", "message": "", "end_s": 10.0, "out_of_memory_kills": 1}
+    found = crash({1: raised, **everybody(TERM, but=1)})
+    assert not [row for row in found.evidence if "memory" in row.label], "somebody else was killed"
 
 
 def test_a_native_crash_asks_for_its_stack() -> None:
