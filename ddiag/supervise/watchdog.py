@@ -165,8 +165,9 @@ class Watchdog:
         self._since_s = time.time() - alarm.quiet_s
         self._hanging = {one.pid: one.progress_ns() for one in self._ranks.all() if one.rank in alarm.ranks}
         request = self._request()
-        self._answered = max(self._answered, request.number)
-        self._captured.append(self._capture(request, alarm.limits_s, frozenset(alarm.ranks)))
+        if request.number > self._answered:
+            self._answered = request.number
+            self._captured.append(self._capture(request, alarm.limits_s, frozenset(alarm.ranks)))
         if not self._guarded.diagnoses:
             self._say(f"{_ranks(alarm.ranks)} of {self._guarded.host} stand still; captured for the diagnosis")
             return
@@ -178,10 +179,10 @@ class Watchdog:
             self._end_job()
 
     def _request(self) -> CaptureRequest:
-        """Ask the other nodes too; one of them may have been quicker."""
+        """Ask the other nodes too; one of them may have been quicker, and been answered already."""
         young = time.time_ns() - int(_SAME_HANG_S * 1e9)
         for one in reversed(capture_requests(self._guarded.run)):
-            if one.number > self._answered and one.wall_ns > young and one.by == BY_WATCHDOG:
+            if one.wall_ns > young and one.by == BY_WATCHDOG:
                 return one
         return write_capture_request(self._guarded.run, BY_WATCHDOG, self._guarded.host)
 
