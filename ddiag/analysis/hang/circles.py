@@ -20,7 +20,7 @@ MOST_RANKS = 256
 def circle(flight: pl.DataFrame, place: Positions, end: Ending, blocking: Mapping[Node, frozenset[int]]) -> Verdict:
     """A deadlock; where sends close the circle but a rank that only sends is missed elsewhere, that rank."""
     sends = _ranks_in_sends(place, end)
-    if sends and (released := _without(place, sends)) is not None:
+    if sends and not _facing(place, sends) and (released := _without(place, sends)) is not None:
         return released
     ranks = _shortest(place, end, blocking)
     fronts = tuple((rank, place.fronts[rank]) for rank in ranks)
@@ -95,6 +95,12 @@ def _ranks_in_sends(place: Positions, end: Ending) -> frozenset[int]:
     ours = {rank for rank in end.ranks if place.fronts[rank][0] == "p2p" and place.fronts[rank][2] == rank}
     only = place.pending.group_by("rank").agg((pl.col("op") == "send").all().alias("sends"))
     return frozenset(ours & set(only.filter(pl.col("sends"))["rank"]))
+
+
+def _facing(place: Positions, sends: frozenset[int]) -> bool:
+    """Two of them send to each other, and neither has issued a receive: nothing else is needed to hold both up."""
+    target = {rank: place.fronts[rank][3] for rank in sends}
+    return any(target.get(other) == rank for rank, other in target.items())
 
 
 def _without(place: Positions, ranks: frozenset[int]) -> Verdict | None:
