@@ -72,6 +72,15 @@ def hardware_boards(events: Events) -> tuple[Board, ...]:
     return tuple(board for board in faulty if any(xid(code).stops for code in board.codes))
 
 
+def before_the_job(found: Sequence[Board], events: Events, hours: float) -> tuple[Board, ...]:
+    """Boards whose faults all lie so many *hours* before the first line of the job itself, where times tell."""
+    job = [e.ts_ns for e in events.all if e.ts_ns is not None and not e.kind.startswith(("kernel.", "gpu.", "node."))]
+    if not job:
+        return ()
+    began = min(job) - hours * 3.6e12
+    return tuple(board for board in found if all(e.ts_ns is not None and e.ts_ns < began for e in board.events))
+
+
 def repeating_board(events: Events) -> Board | None:
     """The one board on which program errors repeat, process after process, while no other board has any."""
     soft = with_nature(boards(events), SOFTWARE)

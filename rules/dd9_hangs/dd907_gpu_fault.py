@@ -31,6 +31,7 @@ from ddiag.rulekit.faults import (
     Board,
     actions,
     assumed_words,
+    before_the_job,
     boards,
     codes_in_words,
     culprits,
@@ -65,15 +66,19 @@ RULE = Rule(
 class Limits:
     most_boards_named: int = 8
     """More boards than this at once are a matter of the platform (power, firmware), and are counted, not named."""
+    old_hours: float = 24.0
+    """Faults so long before the job's first line were another job's, and a reset since then may have cured them."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     events = signals.get(Events) or Events(())
     placement, facts = signals.get(Placement), signals.get(NodeFacts)
     hard = hardware_boards(events)
+    old = before_the_job(hard, events, limits.old_hours)
     repeating = repeating_board(events)
     if hard:
-        yield _boards(hard, events, placement, limits)
+        recent = tuple(board for board in hard if board not in old)
+        yield _boards(recent or hard, events, placement, limits, past=not recent)
     elif events.has("kernel.gpu_lost") or _lost(events):
         yield _gone(events, placement)
     elif any(event.get("what") in ("ecc", "contained", "lost") for event in events.of("gpu.cuda_hardware_error")):
@@ -83,7 +88,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield from _memory(events, facts, placement)
 
 
-def _boards(hard: Sequence[Board], events: Events, placement: Placement | None, limits: Limits) -> Finding:
+def _boards(
+    hard: Sequence[Board], events: Events, placement: Placement | None, limits: Limits, *, past: bool
+) -> Finding:
     codes = tuple(dict.fromkeys(code for board in hard for code in board.codes))
     named = culprits(hard, placement)
     seen = tuple(event for board in hard for event in board.events)
@@ -93,15 +100,17 @@ def _boards(hard: Sequence[Board], events: Events, placement: Placement | None, 
     on = f" on {name_hosts(named.hosts)}" if named.hosts and not named.ranks else ""
     return Finding(
         title=f"{f'{len(hard)} GPUs' if many else where}{on}: {codes_in_words(codes[:3])}",
-        severity=Severity.CRITICAL,
-        confidence=Confidence.HIGH,
+        severity=Severity.WARNING if past else Severity.CRITICAL,
+        confidence=Confidence.MEDIUM if past else Confidence.HIGH,
         culprits=named,
         evidence=(*lines("kernel", seen), *lines("PCIe errors before it", ports, 2)),
         fix=(_DRAIN, *actions(codes)),
         verify="dmesg -T | grep -E 'Xid|AER' stays empty under load; dcgmi diag -r 3 passes on the node",
         why="the driver names the board, and these codes are faults of the hardware or its firmware",
-        doubt=assumed_words(hard, placement),
-        state=State.CRASHED,
+        doubt="it happened long before this job began; a reset may have cured it"
+        if past
+        else assumed_words(hard, placement),
+        state=State.DEGRADED if past else State.CRASHED,
         began_ns=began(seen),
     )
 
