@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from math import prod
 
-from ddiag.analysis.hang.told import DEFAULT, GLOO, Told, Wait
+from ddiag.analysis.hang.told import DEFAULT, DEFAULT_GROUPS, GLOO, Told, Wait
 from ddiag.analysis.hang.verdict import Verdict
 from ddiag.analysis.hang.vote import Mismatch, Signature, vote
 from ddiag.model.incident import Event
@@ -29,7 +29,14 @@ def conclude_logs(events: Events, log: Told) -> Verdict | None:
     odd = _mismatch(log)
     if odd is not None:
         return odd
-    return _sends_meet(log) or _late_by_status(log) or _subgroup(log) or _crossed(log) or _silent(log)
+    return (
+        _sends_meet(log)
+        or _late_by_status(log)
+        or _subgroup(log)
+        or _missing_members(log)
+        or _crossed(log)
+        or _silent(log)
+    )
 
 
 def _named_by_torch(events: Events, log: Told) -> Verdict | None:
@@ -151,6 +158,12 @@ def _late_by_status(log: Told) -> Verdict | None:
     if not behind or len(behind) >= len(at):
         return None
     late = tuple(sorted(behind))
+    elsewhere = {wait.rank: wait.signature for wait in ours if wait.rank in behind}
+    usual = at[0].signature
+    if len(elsewhere) == len(late) and usual not in elsewhere.values():
+        signatures = {**{wait.rank: wait.signature for wait in at}, **elsewhere}
+        found = Mismatch(group, seq, late, signatures, open=True)
+        return Verdict("mismatch", late, (), "medium", node, log.waiting - behind, found)
     return Verdict("late", late, (), "high" if len(late) == 1 else "medium", node, log.waiting - behind)
 
 
@@ -173,6 +186,44 @@ def _subgroup(log: Told) -> Verdict | None:
     if missing == len(log.silent):
         return Verdict("late", log.silent, (), "medium", node, log.waiting)
     return Verdict("undecided", (), log.silent, "low", node, log.waiting)
+
+
+def _missing_members(log: Told) -> Verdict | None:
+    """Members of sub-groups that did not print, where group ranks tell who the members are.
+
+    Ranks of a group are evenly spaced: two that printed with both their numbers show where the others lie.
+    """
+    by_group: dict[str, list[Wait]] = defaultdict(list)
+    for wait in log.waits:
+        if wait.group not in DEFAULT_GROUPS:
+            by_group[wait.group].append(wait)
+    missing: dict[int, Wait] = {}
+    for waits in by_group.values():
+        there = {wait.rank for wait in waits}
+        for rank in _members(waits):
+            if rank not in there and rank in log.silent:
+                missing.setdefault(rank, waits[0])
+    if not missing:
+        return None
+    ranks = tuple(sorted(missing))
+    wait = missing[ranks[0]]
+    node = ("coll", wait.group, wait.seq, -1)
+    if len(ranks) > max(1, len(log.waiting) // 2):
+        return Verdict("undecided", (), ranks, "low", node, log.waiting)
+    return Verdict("suspect_by_absence", ranks, (), "medium", node, log.waiting)
+
+
+def _members(waits: list[Wait]) -> list[int]:
+    """Global ranks of a group, from the pairs of group rank and global rank; empty when they do not tell."""
+    pairs = sorted({(at, wait.rank) for wait in waits if (at := wait.event.integer("group_rank")) is not None})
+    if len(pairs) < 2 or len({at for at, _ in pairs}) < len(pairs):
+        return []
+    (first, rank), (second, other) = pairs[0], pairs[-1]
+    stride, rest = divmod(other - rank, second - first)
+    base = rank - stride * first
+    if rest or stride < 1 or base < 0 or any(base + stride * at != of for at, of in pairs):
+        return []
+    return [base + stride * at for at in range(max(waits[0].size or 0, second + 1))]
 
 
 def _silent(log: Told) -> Verdict:
