@@ -10,6 +10,7 @@ from ddiag.capture.native import build
 from ddiag.capture.native.build import cached
 from tests.integration.comm import TIERS, torch
 from tests.integration.recording import record
+from tests.shared import other_python
 
 MIB = 1 << 20
 
@@ -38,3 +39,21 @@ def test_a_library_that_cannot_be_loaded_is_done_without(tmp_path: Path, monkeyp
     assert len(rank.collectives) == 40
     assert [error["where"] for error in recording.errors] == ["tier native"]
     assert "ddiag" not in recording.output
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("late_s", [0.2, 2.0])
+@pytest.mark.parametrize("environment", [".venv-torch24", ".venv-torch214", ".venv"])
+def test_a_group_is_destroyed_while_others_are_late_for_its_collectives(
+    tmp_path: Path, environment: str, late_s: float
+) -> None:
+    """Torch 2.4 joins the group's threads with the GIL held: one that still had to call us would hang the process."""
+    python = str(other_python(environment))
+    tier = "hooks" if environment == ".venv-torch214" else "dispatch"
+    recording = record(tmp_path, "leave", str(late_s), tier=tier, python=python, timeout_s=300)
+    assert recording.output.count("20 calls were left to end by themselves") == 2
+    for rank in recording.ranks:
+        assert rank.tier == tier
+        assert len(rank.collectives) == 20
+    assert recording.errors == []

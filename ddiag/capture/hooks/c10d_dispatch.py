@@ -41,6 +41,7 @@ class Taken(NamedTuple):
     """A collective that was begun."""
 
     token: int
+    group: int
     on_host: bool
     begun: Begun | None
     """On a device."""
@@ -161,13 +162,13 @@ class DispatchTier:
         dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
         seq = self._seq(group, number, op)
         token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        return Taken(token, host, begun)
+        return Taken(token, number, host, begun)
 
     def _finish(self, active: Recorder, name: str, taken: Taken, result: Any) -> None:
         boxed = result[-1] if isinstance(result, (list, tuple)) else result
         work = None if boxed is None else self._distributed.Work.unbox(boxed)
         if taken.on_host:
-            follow(active, taken.token, work, name)
+            follow(active, taken.token, work, name, taken.group)
         else:
             active.issued(taken.token)
             if taken.begun is not None and self._device is not None:

@@ -178,7 +178,7 @@ class HooksTier:
         token, op, host, begun = issuing
         if host:
             self._followed += 1
-            follow(active, token, call.work, op)
+            follow(active, token, call.work, op, group.number)
         else:
             active.issued(token)
             if begun is not None and self._device is not None:

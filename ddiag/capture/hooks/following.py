@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -34,14 +36,14 @@ class Sequence:
         return number
 
 
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Callbacks that backends hold."""
+_told: dict[int, weakref.WeakSet[Any]] = {}
+"""Callbacks that backends hold, by id of the group."""
 _no_future: set[object] = set()
 """Operations whose Work offers no future: torch raises, which is dear, so it is asked once."""
 
 
-def follow(active: Recorder, token: int, work: Any, operation: object) -> None:
-    """The call has returned *work* (of a host backend): record when it is over."""
+def follow(active: Recorder, token: int, work: Any, operation: object, group_id: int) -> None:
+    """The call in a group has returned *work* (of a host backend): record when it is over."""
     active.issued(token)
     if work is None:
         active.complete(token)
@@ -54,20 +56,41 @@ def follow(active: Recorder, token: int, work: Any, operation: object) -> None:
         else:
             waits.forget(active)
             told = partial(_done, active, token)
-            _told.add(told)
+            held = _told.get(group_id)
+            if held is None:
+                held = _told[group_id] = weakref.WeakSet()
+            held.add(told)
             future.add_done_callback(told)
             return
     waits.ends_when_waited(active, token)
 
 
-def drain(limit_s: float = 0.5) -> None:
-    """Wait until no thread of a backend still has to call us, or let go of what it was to call.
+SOON_S = 0.5
+GIL_FREE_SINCE = (2, 13)
+"""Torch from which on a process group is known to be destroyed without the GIL."""
 
-    Both take the GIL. A process group that is destroyed joins its threads while the caller holds the GIL (torch 2.4
-    hangs there for good), so before that nothing of ours may be on its way.
+
+def drain(limit_s: float = SOON_S) -> None:
+    """Wait until no thread of a backend still has to call us, or let go of what it was to call. Both take the GIL."""
+    _drain(list(_told), limit_s)
+
+
+def drain_groups(ids: Collection[int], torch_version: str) -> None:
+    """These groups are about to be destroyed, which joins their threads.
+
+    Torch 2.4 does so with the GIL held: what those threads still have to call, they never could, and the process would
+    hang. So all of it must be over first, however long that takes: destroying waits for the same collectives.
     """
+    version = tuple(int(part) for part in torch_version.split(".")[:2])
+    _drain(ids, SOON_S if version >= GIL_FREE_SINCE else math.inf)
+    for one in ids:
+        if not _told.get(one):
+            _told.pop(one, None)
+
+
+def _drain(ids: Collection[int], limit_s: float) -> None:
     until = time.monotonic() + limit_s
-    while len(_told) and time.monotonic() < until:
+    while any(len(_told.get(one, ())) for one in ids) and time.monotonic() < until:
         time.sleep(0.001)
 
 

@@ -6,6 +6,7 @@ ranks are known only a little later, so the fact is written when the maker of th
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from types import ModuleType
@@ -98,12 +99,14 @@ def _ending(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
     if active is None or _c10d is None:
         return None
     tell(active)
-    following.drain()
     group = args[0] if args else kwargs.get("group")
     names = _c10d._world.pg_names
     if group is None or group is _c10d.GroupMember.WORLD:
-        return list(names.values())
-    return [names[group]] if group in names else []
+        ending = list(names.values())
+    else:
+        ending = [names[group]] if group in names else []
+    following.drain_groups([group_id(name) for name in ending], sys.modules["torch.version"].__version__)
+    return ending
 
 
 def _ended(names: list[str], _result: Any, failed: bool) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
 from dataclasses import dataclass
 
 import pytest
 
+from ddiag.capture.hooks import following
 from ddiag.capture.hooks.c10d_ops import Places, first, places, size
 from ddiag.capture.hooks.flight_recorder import NEW_NAME, OLD_NAME, prepare
 from ddiag.capture.hooks.following import Sequence
@@ -39,6 +43,24 @@ def test_transfers_do_not_count_as_collectives() -> None:
     sequence = Sequence()
     assert [sequence.next(Op.ALL_REDUCE, -1), sequence.next(Op.SEND, 1), sequence.next(Op.SEND, 2)] == [1, 1, 1]
     assert [sequence.next(Op.BARRIER, -1), sequence.next(Op.SEND, 1), sequence.next(Op.RECV, 1)] == [2, 2, 1]
+
+
+class Held:
+    """A callback that a backend holds."""
+
+
+def test_a_group_that_is_destroyed_waits_for_its_own_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, others = Held(), Held()
+    told: dict[int, weakref.WeakSet[Held]] = {1: weakref.WeakSet([own]), 2: weakref.WeakSet([others])}
+    monkeypatch.setattr(following, "_told", told)
+    over = threading.Timer(1.0, told[1].discard, [own])
+    over.start()
+    began = time.monotonic()
+    following.drain_groups([1, 3], "2.4.1+cu121")
+    assert time.monotonic() - began >= 1.0 > following.SOON_S, "torch 2.4 hangs unless all of it is over"
+    assert list(told) == [2]
+    following.drain_groups([2], "2.13.0+cpu")
+    assert list(told[2]) == [others], "newer torch needs no more than a moment"
 
 
 @pytest.mark.parametrize(
