@@ -18,6 +18,7 @@ from ddiag.ingest.step_file import StepFile, Summaries, read_steps
 from ddiag.schema.names import decode as decode_names
 from ddiag.schema.phases import Kind
 
+_FATAL_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FATAL_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _CLOCK_STEPS = 64
 """Summaries the clocks are compared by: the last ones, next to what the ring still holds."""
@@ -128,9 +129,11 @@ def read_process(sources: ProcessSources) -> Process:
 
 
 def _fatal_frames(data: bytes) -> tuple[str, ...]:
-    """Of the first stack that faulthandler wrote."""
-    first = data.decode("utf-8", "replace").partition("(most recent call first):")[2].split("\n\n")[0]
-    return tuple(f"{match['file']}:{match['line']} in {match['name']}" for match in _FATAL_FRAME.finditer(first))
+    """Of the thread that the signal met, else (it was none of Python's) of the main thread, which comes last."""
+    threads = _FATAL_THREAD.split(data.decode("utf-8", "replace"))[1:]
+    stacks = dict(zip(threads[::2], threads[1::2], strict=True))
+    chosen = stacks.get("Current thread", threads[-1] if threads else "")
+    return tuple(f"{match['file']}:{match['line']} in {match['name']}" for match in _FATAL_FRAME.finditer(chosen))
 
 
 def _ring(sources: ProcessSources, suffix: str, trouble: list[str]) -> Ring | None:

@@ -39,7 +39,7 @@ def _keep_last_stack(active: Recorder) -> None:
         return
     path = active.files.fatal
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    faulthandler.enable(file=file, all_threads=False)
+    faulthandler.enable(file=file, all_threads=True)
 
     def close() -> None:
         # Somebody may have switched it on for himself meanwhile, so it stays on, and the file open.
