@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ddiag.ingest.logs.envelope import MOST_RANKS
 from ddiag.ingest.logs.line import Line
 from ddiag.model.incident import Value
 
@@ -42,9 +43,9 @@ def tag_in(text: str) -> Tag:
     """The group tag of a line, or just the rank in it."""
     if found := TAG.search(text):
         desc = found["desc"] or ""
-        return Tag(found["guid"] or found["id"], "" if desc in _UNNAMED else desc, int(found["rank"]))
+        return Tag(found["guid"] or found["id"], "" if desc in _UNNAMED else desc, rank_number(found["rank"]))
     plain = PLAIN.search(text)
-    return Tag(rank=int(plain[1] or plain[2]) if plain else None)
+    return Tag(rank=rank_number(plain[1] or plain[2]) if plain else None)
 
 
 def rank_of(line: Line, tag: Tag) -> int | None:
@@ -58,5 +59,11 @@ def ranks_in(text: str) -> list[int]:
     """``0, 1, 4-6`` as numbers."""
     found: list[int] = []
     for first, last in re.findall(r"(\d+)(?:\s*-\s*(\d+))?", text):
-        found += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
-    return found
+        found += range(int(first), min(int(last or first), MOST_RANKS) + 1)
+    return [rank for rank in found if rank < MOST_RANKS]
+
+
+def rank_number(said: str) -> int | None:
+    """A rank as printed; None for what cannot be one."""
+    number = int(said)
+    return number if number < MOST_RANKS else None

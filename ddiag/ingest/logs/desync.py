@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ddiag.ingest.logs.c10 import ranks_in
+from ddiag.ingest.logs.c10 import rank_number, ranks_in
 from ddiag.ingest.logs.line import Line
 from ddiag.ingest.logs.watchdog import op_word
 from ddiag.model.incident import Event, Seen, Value
@@ -109,7 +109,7 @@ class Fingerprint:
         sides = [one, *([two] if two else [])]
         aspects = _ASPECTS.search(text)
         fields: dict[str, Value] = {
-            "ranks": [int(_of(side, "rank")) for side in sides],
+            "ranks": [rank_number(_of(side, "rank")) for side in sides],
             "ops": [op_word(_of(side, "op")) for side in sides],
             "seqs": [int(seq) if (seq := _of(side, "seq")) else None for side in sides],
             "shapes": [_of(side, "shape") for side in sides],

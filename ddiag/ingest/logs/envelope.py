@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ddiag.ingest.logs.stamps import NONE, Stamp, stamp_of
 
 MOST_LAYERS = 8
+MOST_RANKS = 1 << 17
+"""No job has as many: a larger number is a damaged line."""
 ANSI = re.compile(
     rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][0-9A-B]|\x1b\][^\x07\n]{0,200}\x07|(?:\xef\xbf\xbd|\x9b)\[[0-9;]*m"
 )
@@ -92,9 +94,11 @@ def opened(raw: str, labels: Labels) -> Envelope:
             stamp = stamp_of(raw[at:end])
         at = end
     rank, local_rank, task = known.get("rank"), known.get("local_rank"), known.get("task")
+    if isinstance(rank, int) and rank >= MOST_RANKS:
+        rank = None
     if rank is None and "[rank" in raw and (inside := _INSIDE.search(raw, at)):
-        rank = int(inside[1])
-    if rank is None and task is not None and labels.tasks_are_ranks:
+        rank = int(inside[1]) if int(inside[1]) < MOST_RANKS else None
+    if rank is None and isinstance(task, int) and task < MOST_RANKS and labels.tasks_are_ranks:
         rank = task
     return Envelope(raw[at:], rank, local_rank, known.get("host"), known.get("pid"), task, stamp)  # type: ignore[arg-type]
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ddiag.ingest.clues import Clues, to_tables
+from ddiag.ingest.logs.envelope import MOST_RANKS
 from ddiag.ingest.logs.line import Line, LogParser
 from ddiag.ingest.logs.lines import Chunk, chunks
 from ddiag.ingest.logs.needles import SAMPLE_BYTES, Needles
@@ -189,6 +190,9 @@ def _offer(
 def _placed(record: Seen, line: Line, label: str) -> Seen:
     """The record with where and by whom it was said, where it does not say so itself."""
     known = _FIELDS[type(record)]
+    if not 0 <= (getattr(record, "rank", 0) or 0) < MOST_RANKS:
+        unknown: dict[str, Any] = {"rank": None}
+        record = dataclasses.replace(record, **unknown)
     hints: dict[str, Any] = {"rank": line.rank, "host": line.host, "text": line.text}
     if getattr(record, "ts_ns", 0) is None:
         hints |= {"ts_ns": line.ts_ns, "clock": line.clock}

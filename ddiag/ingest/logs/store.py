@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from ddiag.ingest.logs.c10 import rank_number
 from ddiag.ingest.logs.line import Line
 from ddiag.model.incident import Event, Seen, Value
 
@@ -95,8 +96,8 @@ class Store:
         if found is None:
             return
         error = line.searched(_ID_ERROR, 4)
-        root = int(found["root"]) if found["root"] else None
-        waiting = int(found["rank"])
+        root = rank_number(found["root"]) if found["root"] else None
+        waiting = rank_number(found["rank"])
         if self._is_new("id", line.rank, waiting, root):
             said = error["error"].strip() if error else ""
             fields: dict[str, Value] = {"waiting_rank": waiting, "root_rank": root, "key": found["key"], "error": said}
