@@ -60,19 +60,21 @@ def answer(seed: int, *, kind: str | None = None, missing: float = 0.1) -> Answe
 
 
 def table(answers: Iterable[Answer]) -> str:
-    """Per kind: how many, right, undecidable, named by absence, wrong, harmful."""
+    """Per kind: how many, right, exactly the culprits named, undecidable from the dumps left, wrong, harmful."""
     kinds: dict[str, list[Answer]] = defaultdict(list)
     for one in answers:
         kinds[one.hang.kind].append(one)
-    rows = [f"{'kind':12}{'hangs':>7}{'right':>7}{'undecidable':>13}{'wrong':>7}{'harmful':>9}"]
+    rows = [f"{'kind':12}{'hangs':>7}{'right':>7}{'named':>7}{'undecidable':>13}{'wrong':>7}{'harmful':>9}"]
     rows += [_row(kind, kinds[kind]) for kind in sorted(kinds)]
     return "\n".join([*rows, _row("all", [one for found in kinds.values() for one in found])])
 
 
 def _row(name: str, answers: Sequence[Answer]) -> str:
     right = sum(one.right for one in answers)
-    counts = (len(answers), right, sum(one.hang.undecidable for one in answers), len(answers) - right)
-    return f"{name:12}{counts[0]:>7}{counts[1]:>7}{counts[2]:>13}{counts[3]:>7}{sum(o.harmful for o in answers):>9}"
+    named = sum(one.named == one.hang.culprits for one in answers)
+    open_ones = sum(one.hang.undecidable for one in answers)
+    wrong, harmful = len(answers) - right, sum(one.harmful for one in answers)
+    return f"{name:12}{len(answers):>7}{right:>7}{named:>7}{open_ones:>13}{wrong:>7}{harmful:>9}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

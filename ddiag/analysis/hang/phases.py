@@ -82,7 +82,11 @@ _IN_COLLECTIVE = re.compile(
     r"distributed_c10d\.py|\b(barrier|all_reduce|all_gather\w*|reduce_scatter\w*|broadcast|wait|recv|send)\b"
     r" \([^)]*(distributed|torch)"
 )
-_TORCH_FRAME = re.compile(r"/(site|dist)-packages/|/lib/python|<frozen|<string>|importlib")
+_RANK_IN_NAME = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
+_TORCH_FRAME = re.compile(
+    r"/(site|dist)-packages/|/lib/python|<frozen|<string>|importlib|\((torch|threading|queue|selectors|subprocess|"
+    r"multiprocessing|concurrent|asyncio|socket|ssl|runpy)[./]"
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ def context(events: Events | None, stacks: Stacks | None) -> Context:
         doing[event.rank] = said
     recorded = _recorded(events)
     stack_of: dict[int, tuple[str, ...]] = {}
-    for stack in _main_stacks(stacks.all if stacks is not None else ()):
+    ranked = _with_ranks(stacks.all if stacks is not None else (), events)
+    for stack in _main_stacks(ranked):
         if stack.rank is None:
             continue
         stack_of[stack.rank] = stack.frames
@@ -145,6 +150,22 @@ def _recorded(events: Events | None) -> dict[int, str]:
     seen = events.of("process.state") if events is not None else ()
     words = {event.rank: event.word("phase") for event in seen if event.rank is not None}
     return {rank: _OF_RECORDED[word] for rank, word in words.items() if word in _OF_RECORDED}
+
+
+def _with_ranks(stacks: Iterable[Stack], events: Events | None) -> list[Stack]:
+    """Stacks of tools know a process only: its rank is what a line of the job says of it, or the file's name."""
+    rank_of: dict[int, int] = {}
+    for event in events.all if events is not None else ():
+        pid, rank = event.integer("pid"), event.integer("rank")
+        rank = rank if rank is not None else event.rank
+        if pid is not None and rank is not None:
+            rank_of.setdefault(pid, rank)
+    found = []
+    for stack in stacks:
+        rank = stack.rank if stack.rank is not None or stack.pid is None else rank_of.get(stack.pid)
+        named = _RANK_IN_NAME.search(stack.source.rsplit("/", 1)[-1]) if rank is None else None
+        found.append(replace(stack, rank=int(named[1]) if named else rank))
+    return found
 
 
 def _spoken(event: Event) -> Doing | None:
