@@ -26,7 +26,15 @@ _NOISE = re.compile(r"^[\w./]+:\d+ -> \d+|^group\.cc")
 class NcclLog:
     """Every NCCL message of one file; a pair's connections are told once for each transport, not for each channel."""
 
-    needles: tuple[str, ...] = ("NCCL INFO", "NCCL WARN", "NCCL version", "NCCL error in", "Duplicate GPU detected")
+    needles: tuple[str, ...] = (
+        "NCCL WARN", "NCCL version", "NCCL error in", "Duplicate GPU detected", " set by environment", " set by plugin",
+        "Setting NCCL_", "Init START", "Init COMPLETE", "Abort COMPLETE", "Destroy COMPLETE", "via NET/Socket",
+        "via NET/", "via SHM", "via P2P", "shared memory", "Init timings", "Bootstrap timings", "Bootstrap : Using",
+        "Bootstrap: Using", "NET/Socket : Using", "NET/Socket: Using", "NET/IB", "Using network", "libibverbs",
+        "NET/OFI", "NET/Plugin: Failed", "Connected all rings", "Connected all trees", "GPU Direct RDMA",
+        "P2P is disabled", "NVLS multicast", "coll channels", "Connection closed by", "Call to connect",
+        "Got completion", "async event", "Cuda failure",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._pairs: set[tuple[object, ...]] = set()
@@ -93,6 +101,8 @@ def _read(message: Said) -> Event | None:
 
 
 def _setting(message: Said) -> Setting | None:
+    if " set by " not in message.text and "ing NCCL_" not in message.text:
+        return None
     match = _ENV.search(message.text)
     if match is not None:
         return Setting("env", match["name"], match["value"].strip().rstrip("."), host=message.host)

@@ -206,11 +206,13 @@ def test_interfaces_with_link_local_addresses() -> None:
 
 
 def test_the_error_torch_raises_carries_result_and_detail() -> None:
-    event = only(
+    event, cause = events(
         "torch.distributed.DistBackendError: NCCL error in: ../NCCLUtils.hpp:317, remote process exited or there was a "
         "network error, NCCL version 2.21.5\n"
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
-        "Last error:\nsocketProgress: Connection closed by remote peer x<1>\n"
+        "Last error:\nsocketProgress: Connection closed by remote peer x<1>\n",
+        NcclLog,
     )
     assert (event.get("result"), event.get("version")) == ("ncclRemoteError", "2.21.5")
     assert event.word("detail").startswith("socketProgress")
+    assert cause.kind == "nccl.peer_lost"
