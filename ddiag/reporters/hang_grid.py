@@ -14,6 +14,7 @@ from ddiag.rulekit.cost import name_ranks
 MOST_CELLS = 2048
 _WIDEST = 32
 _REPLICAS = 8
+_MOST_LINES, _LINES = 24, 16
 _DIMENSIONS: tuple[tuple[str, str], ...] = (
     ("tp", r"(^|[^a-z])tp([^a-z]|$)|tensor"),
     ("pp", r"(^|[^a-z])pp([^a-z]|$)|pipeline"),
@@ -66,7 +67,16 @@ def groups_grid(stall: Stall, run: Run, places: Mapping[int, str]) -> Grid | Non
         blocks, how = _by_dimensions(shown, dims, cells)
     else:
         blocks, how = _by_host(shown, cells, places)
-    return Grid(tuple(blocks), how, len(shown), len(ranks))
+    return Grid(tuple(_side_by_side(blocks)), how, len(shown), len(ranks))
+
+
+def _side_by_side(blocks: Sequence[Block]) -> list[Block]:
+    """Long blocks cut into several, which a wide page shows beside each other."""
+    cut: list[Block] = []
+    for block in blocks:
+        step = len(block.lines) if len(block.lines) <= _MOST_LINES else _LINES
+        cut += [Block(block.label, block.lines[at : at + step]) for at in range(0, len(block.lines), max(step, 1))]
+    return cut
 
 
 def _ranks(stall: Stall, run: Run) -> list[int]:

@@ -220,5 +220,13 @@ def test_a_huge_job_shows_the_ranks_around_the_culprit() -> None:
     assert (grid.shown, grid.total) == (len(cells), 8192)
 
 
+def test_many_lines_stand_beside_each_other() -> None:
+    places = {rank: f"node-{rank // 8}" for rank in range(1024)}
+    grid = groups_grid(stall(1024, (523,)), Run({}), places)
+    assert grid is not None
+    assert {len(block.lines) for block in grid.blocks} == {16}
+    assert len(grid.blocks) == 8
+
+
 def test_two_ranks_need_no_picture() -> None:
     assert groups_grid(stall(2, (1,)), Run({}), {}) is None
