@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddiag.model.incident import Event
+from ddiag.model.signals import JobFacts
 from ddiag.model.signals_incident import Deaths, Events
 from ddiag.rulekit.cost import human_bytes
 from ddiag.rulekit.finding import Severity, State
@@ -94,13 +95,22 @@ def _reason(one: Oom) -> str:
     return NEED
 
 
-def culprit_ranks(found: Iterable[Oom], deaths: Deaths | None) -> tuple[int, ...]:
+def failed_ranks(found: Iterable[Oom], deaths: Deaths | None) -> tuple[int, ...]:
     """Ranks whose request failed; where the message does not say, those that died of it."""
     known = ranks_of(one.event for one in found)
     if known or deaths is None:
         return known
     dead = {death.rank for death in deaths.first if death.cause == "cuda_oom"}
     return tuple(sorted(rank for rank in dead if rank is not None))
+
+
+def culprit_ranks(found: Iterable[Oom], deaths: Deaths | None, facts: JobFacts | None = None) -> tuple[int, ...]:
+    """The failed ranks; none when it is all of them, for then it is the job's size and no rank's fault."""
+    ranks = failed_ranks(found, deaths)
+    if len(ranks) < 2:
+        return ranks
+    world = (facts.world_size if facts is not None else None) or ranks[-1] + 1
+    return () if ranks == tuple(range(world)) else ranks
 
 
 def gravity(found: Iterable[Oom]) -> tuple[Severity, State]:

@@ -93,6 +93,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
 
 def _parts(metrics: Metrics, settings: Settings | None) -> tuple[float, float, float | None] | None:
     """(forward + backward, step, the update alone) in ms per optimizer step; None without the breakdown."""
+    whole = [median_of(metrics, f"ds.{name}_ms", skip=1) or 0.0 for name in ("fwd", "bwd", "step")]
+    if all(whole):
+        return whole[0] + whole[1], whole[2], median_of(metrics, "ds.optimizer_step_ms", skip=1)
     found = {name: median_of(metrics, f"ds.{name}_microstep_ms", skip=1) for name in ("fwd", "bwd", "step")}
     forward, backward, step = found["fwd"], found["bwd"], found["step"]
     if forward is None or backward is None or step is None:

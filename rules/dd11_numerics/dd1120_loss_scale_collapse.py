@@ -48,6 +48,8 @@ class Limits:
     skipped_share: float = 0.05
     """Skipped / all steps for a warning, once there were some."""
     skipped: int = 5
+    settled: int = 50
+    """Steps without which skips say nothing: the scale is still being found."""
     nan_in_a_row: int = 3
     """Printed gradient norms of nan or inf one after the other."""
 
@@ -116,7 +118,7 @@ def _from_metrics(metrics: Metrics, limits: Limits) -> Iterator[Finding]:
     skipped, steps = _skipped(metrics)
     share = skipped / steps if steps else 0.0
     nan_run = _longest_nan(metrics)
-    many = skipped >= limits.skipped and share >= limits.skipped_share
+    many = skipped >= limits.skipped and steps >= limits.settled and share >= limits.skipped_share
     if not many and nan_run < limits.nan_in_a_row:
         return
     title = f"{skipped:.0f} of {steps:.0f} steps were skipped ({share:.0%})" if many else ""

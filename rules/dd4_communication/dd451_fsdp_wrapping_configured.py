@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddiag.model.incident import Event
 from ddiag.model.signals_incident import Events, Settings
-from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View
-from ddiag.rulekit.values import as_number, setting
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, State, View
+from ddiag.rulekit.values import as_number, began, setting
 
 RULE = Rule(
     id="DD451",
@@ -34,7 +35,7 @@ RULE = Rule(
     evidence="auto_wrap_policy NO_WRAP; size-based wrapping with a tiny or huge limit; one FSDP module in print(model)",
     applies=lambda signals: (
         ((s := signals.get(Settings)) is not None and bool(s.of("fsdp") or s.of("trainer", "fsdp")))
-        or ((e := signals.get(Events)) is not None and e.has("trainer.fsdp_units"))
+        or ((e := signals.get(Events)) is not None and e.has("trainer.fsdp_units", "trainer.wrap_class_missing"))
     ),
     references=("https://huggingface.co/docs/accelerate/usage_guides/fsdp",),
 )
@@ -61,6 +62,10 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     settings, events = signals.get(Settings), signals.get(Events)
+    missing = events.first("trainer.wrap_class_missing") if events is not None else None
+    if missing is not None:
+        yield _no_such_class(missing)
+        return
     found = _policy(settings, limits) or _printed(events, limits)
     if found is None:
         return
@@ -74,6 +79,21 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         fix=FIXES,
         verify=VERIFY,
         why="FSDP can only hide the gather of one unit behind the compute of another",
+    )
+
+
+def _no_such_class(missing: Event) -> Finding:
+    return Finding(
+        title=f"FSDP should wrap {missing.word('name')}, but the model has no such class",
+        severity=Severity.CRITICAL,
+        confidence=Confidence.HIGH,
+        culprits=Culprits(where="fsdp_transformer_layer_cls_to_wrap"),
+        evidence=(Evidence("fsdp_transformer_layer_cls_to_wrap", missing.word("name"), "", None, missing.source),),
+        fix=("print(model) shows the name of the block's class; give exactly that", *FIXES),
+        verify=VERIFY,
+        state=State.CRASHED,
+        began_ns=began((missing,)),
+        why="the launcher says so itself",
     )
 
 

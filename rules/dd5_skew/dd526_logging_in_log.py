@@ -16,6 +16,7 @@ Log less often, in a thread, or offline.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ class Limits:
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     metrics = signals[Metrics]
     rows = metrics.series("log_ms").filter(metrics.series("log_ms")["value"] > 0)
-    log_ms, step_ms = median_of(metrics, "log_ms", skip=1), median_of(metrics, "step_ms", skip=1)
+    log_ms, step_ms = statistics.median(rows["value"].to_list() or [0.0]), median_of(metrics, "step_ms", skip=1)
     if rows.height < limits.values or not log_ms or not step_ms or log_ms / step_ms < limits.share:
         return
     ranks = tuple(sorted({int(rank) for rank in rows["rank"].drop_nulls()}))

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddiag.model.signals import JobFacts
 from ddiag.model.signals_incident import Deaths, Events
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View, human_bytes
 from ddiag.rulekit.oom import FOREIGN, Oom, culprit_ranks, gravity, numbers, of_reason
@@ -29,7 +30,7 @@ RULE = Rule(
     id="DD626",
     root_cause="RC-45",
     needs=(Events,),
-    optional=(Deaths,),
+    optional=(Deaths, JobFacts),
     capture="the full OutOfMemoryError line, and nvidia-smi of that node (its process list)",
     symptom="out of memory with 'Process 4711 has 12 GiB memory in use', although the model is small",
     evidence="OOM text names another pid, or capacity - free - reserved is far above a context's size",
@@ -49,7 +50,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     worst = max(found, key=lambda one: one.foreign)
     pids = _pids(found)
-    ranks = culprit_ranks(found, signals.get(Deaths))
+    ranks = culprit_ranks(found, signals.get(Deaths), signals.get(JobFacts))
     severity, state = gravity(found)
     who = f"process {', '.join(map(str, pids[: limits.pids]))}" if pids else "something other than this process"
     yield Finding(

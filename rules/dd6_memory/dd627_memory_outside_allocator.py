@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddiag.model.signals import JobFacts
 from ddiag.model.signals_incident import Deaths, Events
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, State, View, human_bytes
 from ddiag.rulekit.oom import OUTSIDE, OUTSIDE_BYTES, culprit_ranks, gravity, numbers, of_reason
@@ -29,7 +30,7 @@ RULE = Rule(
     id="DD627",
     root_cause="RC-77",
     needs=(Events,),
-    optional=(Deaths,),
+    optional=(Deaths, JobFacts),
     capture="the full OutOfMemoryError line, NCCL_DEBUG=INFO logs, nvidia-smi beside torch.cuda.memory_reserved()",
     symptom="out of memory though PyTorch uses 60 of 80 GB; CUDA error: out of memory from NCCL, cuBLAS or cuDNN",
     evidence="process memory - reserved >= 5 GiB; allocation failures below the allocator",
@@ -64,7 +65,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             f"allocator",
             severity=severity,
             confidence=Confidence.HIGH,
-            culprits=Culprits(ranks=culprit_ranks(found, signals.get(Deaths))),
+            culprits=Culprits(ranks=culprit_ranks(found, signals.get(Deaths), signals.get(JobFacts))),
             evidence=tuple(
                 Evidence(
                     f"{one.gpu}: outside the allocator",

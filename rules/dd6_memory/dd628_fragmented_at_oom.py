@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.incident import Event
+from ddiag.model.signals import JobFacts
 from ddiag.model.signals_incident import Deaths, Events, Settings
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View, human_bytes
 from ddiag.rulekit.oom import FRAGMENTED, FRAGMENTED_SHARE, Oom, culprit_ranks, gravity, numbers, of_reason
@@ -30,7 +31,7 @@ RULE = Rule(
     id="DD628",
     root_cause="RC-28",
     needs=(Events,),
-    optional=(Deaths, Settings),
+    optional=(Deaths, Settings, JobFacts),
     capture="the full OutOfMemoryError line, DeepSpeed's warnings, or torch.cuda.memory_stats() of every rank",
     symptom="out of memory although '20 GiB reserved but unallocated'; steps suddenly several times slower",
     evidence="reserved - allocated is large at the OOM; allocator cache flushes; cudaMalloc retries > 0",
@@ -63,13 +64,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     events = signals[Events]
     found = of_reason(events, FRAGMENTED)
     if found:
-        yield _at_oom(found, signals.get(Deaths), signals.get(Settings))
+        named = culprit_ranks(found, signals.get(Deaths), signals.get(JobFacts))
+        yield _at_oom(found, named, signals.get(Settings))
     yield from _before_oom(events, limits)
 
 
-def _at_oom(found: tuple[Oom, ...], deaths: Deaths | None, settings: Settings | None) -> Finding:
+def _at_oom(found: tuple[Oom, ...], ranks: tuple[int, ...], settings: Settings | None) -> Finding:
     worst = max(found, key=lambda one: one.unallocated)
-    ranks = culprit_ranks(found, deaths)
     severity, state = gravity(found)
     already = settings is not None and any("expandable_segments:True" in one.value for one in settings.of("env"))
     return Finding(

@@ -20,21 +20,24 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.incident import Setting
+from ddiag.model.incident import Event, Setting
 from ddiag.model.signals import JobFacts
-from ddiag.model.signals_incident import Settings
-from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View
-from ddiag.rulekit.values import as_flag, as_number, setting, zero_number
+from ddiag.model.signals_incident import Events, Settings
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, State, View
+from ddiag.rulekit.values import as_flag, as_number, began, setting, zero_number
 
 RULE = Rule(
     id="DD830",
     root_cause="RC-75",
-    needs=(Settings,),
-    optional=(JobFacts,),
+    needs=(),
+    optional=(Settings, Events, JobFacts),
     capture="the ds_config.json that was really used, or the json = {…} that DeepSpeed prints",
     symptom="an option has no effect, or an assertion at the start",
     evidence="types, units, stages and products of the values",
-    applies=lambda signals: (s := signals.get(Settings)) is not None and bool(s.of("ds_config")),
+    applies=lambda signals: (
+        ((s := signals.get(Settings)) is not None and bool(s.of("ds_config") or s.of("config_error")))
+        or ((e := signals.get(Events)) is not None and e.has("ds.config_rejected"))
+    ),
     references=("https://www.deepspeed.ai/docs/config-json/",),
 )
 ZERO_KEYS = (
@@ -73,7 +76,12 @@ class Limits:
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
-    settings, facts = signals[Settings], signals.get(JobFacts)
+    settings, facts, events = signals.get(Settings), signals.get(JobFacts), signals.get(Events)
+    refused = events.first("ds.config_rejected") if events is not None else None
+    if refused is not None:
+        yield _refused(refused)
+    if settings is None:
+        return
     world = facts.world_size if facts is not None else None
     wrong = (*_types(settings), *_misspelt(settings, limits), *_stages(settings), *_batch(settings, world))
     remarks = (*wrong, *_costs(settings))
@@ -88,6 +96,24 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             verify="the json = {…} that DeepSpeed prints at the start shows the value that is meant",
             why=cost,
         )
+
+
+def _refused(event: Event) -> Finding:
+    return Finding(
+        title=f"DeepSpeed refuses its configuration: {event.word('message')[:160]}",
+        severity=Severity.CRITICAL,
+        confidence=Confidence.HIGH,
+        culprits=Culprits(where="ds_config"),
+        evidence=(Evidence("message", event.word("message")[:160], "", None, event.source),),
+        fix=(
+            "correct what the message names; of train_batch_size, train_micro_batch_size_per_gpu and "
+            'gradient_accumulation_steps give two (or all as "auto" with Hugging Face)',
+        ),
+        verify="deepspeed.initialize() returns",
+        state=State.CRASHED,
+        began_ns=began((event,)),
+        why="DeepSpeed's own message at the start",
+    )
 
 
 def _types(settings: Settings) -> Iterator[Remark]:

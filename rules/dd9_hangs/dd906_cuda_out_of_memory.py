@@ -56,17 +56,15 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
                 "the logs of all ranks from before this error",
             )
         return
-    ranks = culprit_ranks(found, signals.get(Deaths))
-    everybody = facts is not None and len(ranks) > 1 and set(ranks) >= set(range(facts.world_size or 0)) != set()
+    named = culprit_ranks(found, signals.get(Deaths), facts)
     worst = max(found, key=lambda one: one.tried)
     severity, state = gravity(found)
-    named = ranks if not everybody else ()
     yield Finding(
         title=_title(worst),
         severity=severity,
         confidence=Confidence.HIGH if worst.allocated else Confidence.MEDIUM,
         culprits=Culprits(ranks=named, hosts=hosts_of(one.event for one in found) if named else ()),
-        victims=tuple(sorted(set(facts.ranks) - set(ranks))) if facts is not None and named else (),
+        victims=tuple(sorted(set(facts.ranks) - set(named))) if facts is not None and named else (),
         evidence=tuple(_evidence(found)),
         fix=_fixes(few=_few(named, facts, limits)),
         verify="torch.cuda.memory._record_memory_history(); …; torch.cuda.memory._dump_snapshot('oom.pickle') and give "

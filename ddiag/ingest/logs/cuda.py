@@ -46,6 +46,7 @@ _CONFLICTS = (
     (re.compile(r"expandable_segments(?::True)? (?:is )?not supported on this platform"), "driver"),
 )  # fmt: skip
 _SUMMARY = re.compile(r"PyTorch CUDA memory summary, device ID (\d+)")
+_RETRIES = re.compile(r"num_alloc_retries['\"]?\s*[:=]\s*(\d+)")
 _SUMMARY_LINES = 14
 _SUMMARY_COUNTS = re.compile(r"CUDA OOMs: (\d+)\s*\|\s*cudaMalloc retries: (\d+)")
 _SUMMARY_ROW = re.compile(rf"\|\s*(Allocated memory|GPU reserved memory)\s*\|\s*{AMOUNT}")
@@ -59,7 +60,7 @@ class CudaMemory:
 
     needles: tuple[str, ...] = (
         "Tried to allocate", "out of memory", "ErrorMemoryAllocation", "ALLOC_FAILED", "ALLOCATION_FAILED",
-        "expandable_segments", "pidfd_", "PyTorch CUDA memory summary", "pin_memory",
+        "expandable_segments", "num_alloc_retries", "pidfd_", "PyTorch CUDA memory summary", "pin_memory",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -78,6 +79,8 @@ class CudaMemory:
         else:
             yield from self._driver(line)
         yield from (Event("cuda.expandable_conflict", {"what": what}) for how, what in _CONFLICTS if how.search(text))
+        if found := _RETRIES.search(text):
+            yield Event("cuda.memory_summary", {"retries": int(found[1])}, rank_of(line))
         if found := _SUMMARY.search(text):
             yield from _summary(int(found[1]), line)
 

@@ -37,6 +37,11 @@ _CALL = re.compile(
     rf"comm op: (?P<op>\w+)\s*\|(?: [^|]*\|)? time \(ms\): (?P<ms>[\d.]+) \| msg size: {AMOUNT} \| "
     r"algbw \(Gbps\): (?P<alg>[\d.]+)\s*\| busbw \(Gbps\): (?P<bus>[\d.]+)"
 )
+_REJECTED = re.compile(
+    r"(Check batch related parameters\. train_batch_size is not equal to .*|"
+    r"DeepSpeedConfig: .* is not defined|bfloat16 and fp16 modes cannot be simultaneously enabled)"
+)
+_EXTRA = re.compile(r"validation errors? for DeepSpeed(\w*)Config")
 _SUMMARY = re.compile(r"Comm\. Op\s+Message Size\s+Count\s+Total (?:Latency|comm lat)\(ms\)")
 _SUMMARY_ROWS = 4000
 _OP_ALONE = re.compile(r"^\s*(?:\[[^\]]*\]\s*)*(?P<op>[a-z][a-z_]+)(?: \| \[Caller Func: [^\]]*\])?\s*$")
@@ -50,6 +55,7 @@ class DeepSpeed:
         "time (ms) |", "SamplesPerSec", ", skipped=", "loss scale", "OVERFLOW!", "allocator cache flushes",
         "see_memory_usage", "Max_MA", "CPU Virtual Memory", "DeepSpeed info", "DeepSpeed Basic Optimizer",
         "DeepSpeed Final Optimizer", "ZeRO stage", "arithmetic capability", "comm op: ", "Comm. Op",
+        "Check batch related", "DeepSpeedConfig: ", "simultaneously enabled", "for DeepSpeed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -128,6 +134,11 @@ def _flushes(line: Line) -> Iterator[Seen]:
 
 
 def _setup(line: Line) -> Iterator[Seen]:
+    if found := _REJECTED.search(line.text):
+        yield Event("ds.config_rejected", {"message": found[1]})
+    elif found := _EXTRA.search(line.text):
+        said = [later.text.strip() for later in line.own(2)]
+        yield Event("ds.config_rejected", {"message": f"{found[0]}: {' '.join(said)}"[:300]})
     if found := _VERSION.search(line.text):
         yield Event("ds.version", {"version": found[1]})
     for name, pattern in (("optimizer", _OPTIMIZER), ("vector", _VECTOR)):

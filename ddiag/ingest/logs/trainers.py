@@ -61,6 +61,7 @@ _PARAMETERS = (
     re.compile(r"Number of trainable parameters = (?P<trained>[\d,]+)(?P<all>)"),
     re.compile(r"(?P<trained>)\bsize: (?P<all>[\d,]+) total parameters"),
 )
+_NO_CLASS = re.compile(r"Could not find the transformer layer class (?:to wrap )?['\"]?([\w.]+)['\"]? in the model")
 _SHARDS = re.compile(r"Loading checkpoint shards:\s+\d+%.*?(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<")
 
 
@@ -73,8 +74,9 @@ class Trainers:
         "fwd_bwd", "compute_time", "forward_backward_time", "log_time", "logging_time", "tokens", "sum_sq", "sum_s2",
         "seqlen", "per_rank", "by_rank", "per rank", "per_expert", "expert_load", "expert load", "expert_count",
         "expert count", "skip", "Skip", "SKIP", "[GC]", " gc ", "synchronizing CUDA", "find_unused_parameters=True",
-        "FullyShardedDataParallel(", "Loading checkpoint shards", "trainable params", "Number of trainable",
-        "total parameters", "loss is nan", "loss is NaN", "loss is inf", "etected nan", "etected NaN", "on-finite",
+        "FullyShardedDataParallel(", "Loading checkpoint shards", "transformer layer class", "trainable params",
+        "Number of trainable", "total parameters", "loss is nan", "loss is NaN", "loss is inf", "etected nan",
+        "etected NaN", "on-finite",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -179,6 +181,8 @@ def _remarks(line: Line) -> Iterator[Seen]:
     text = line.text
     if _UNUSED in text:
         yield Event("ddp.unused_flag")
+    if found := _NO_CLASS.search(text):
+        yield Event("trainer.wrap_class_missing", {"name": found[1]})
     if found := _SYNC.search(text):
         yield Event("trainer.host_sync", {"where": found["where"]})
     if found := _GC.search(text):

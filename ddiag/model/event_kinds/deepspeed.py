@@ -8,6 +8,7 @@ DEEPSPEED = {
     "ds.overflow": "a step was skipped because gradients overflowed: scale, new_scale (equal: not reduced), hysteresis "
     "(bool: only the hysteresis was used up), by (deepspeed, apex, fairseq, non_finite: no scale, bf16)",
     "ds.scale_minimum": "the loss scale cannot be lowered any more and the run ends: scale",
+    "ds.config_rejected": "DeepSpeed refuses the configuration: message",
     "ds.cache_flushes": "the allocator emptied its cache within a step: count, step",
     "ds.memory": "see_memory_usage: where, allocated_gb, max_allocated_gb, cached_gb, max_cached_gb",
     "ds.host_memory": "memory of the host: used_gb, percent, where",

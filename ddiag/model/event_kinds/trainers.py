@@ -12,6 +12,7 @@ TRAINERS = {
     "trainer.fsdp_units": "a printed model: units (FullyShardedDataParallel modules), per_linear (of them around "
     "one Linear)",
     "trainer.parameters": "how many parameters the model has: parameters, trainable",
+    "trainer.wrap_class_missing": "the class that FSDP should wrap is not in the model: name",
     "trainer.slow_load": "loading a checkpoint's shards: done, total, seconds",
     "ddp.unused_flag": "find_unused_parameters=True although every parameter was used",
     "moe.tokens_per_expert": "tokens each expert received: tokens (list), layer",
