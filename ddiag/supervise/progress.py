@@ -53,6 +53,8 @@ class Standing:
     longest_s: float = 0.0
     """The longest step with such work so far."""
     alive: bool = True
+    stopped: bool = False
+    """By SIGSTOP, Ctrl-Z or a debugger."""
 
 
 @dataclass
@@ -88,17 +90,20 @@ class LocalRank:
         live = self.live
         return max(live.progress_ns, live.phase_since_ns, self.header.mono_ns)
 
-    def standing(self, now_ns: int) -> Standing:
-        live = self.live
+    def standing(self, now_ns: int, *, not_before_ns: int = 0) -> Standing:
+        """*not_before_ns*: until then the whole job was stopped, which counts for nothing."""
+        live, stat = self.live, read_stat(self.pid)
+        ours = stat is not None and stat.start_ticks == self.header.start_ticks
         busy = FIRST_STEP if live.step == 0 else _LONG_PHASES.get(live.phase, "")
         return Standing(
             rank=self.rank,
             pid=self.pid,
-            quiet_s=max(0.0, (now_ns - self.progress_ns()) / 1e9),
+            quiet_s=max(0.0, (now_ns - max(self.progress_ns(), not_before_ns)) / 1e9),
             usual_s=max(self.recent_s, default=0.0),
             busy_with=busy,
             longest_s=self.longest_s.get(busy, 0.0),
-            alive=self.alive,
+            alive=ours and stat is not None and stat.state not in "ZX",
+            stopped=ours and stat is not None and stat.state in "tT",
         )
 
     def learn(self) -> None:

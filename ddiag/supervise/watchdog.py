@@ -114,6 +114,8 @@ class Watchdog:
         self._alarms = 0
         self._hanging: dict[int, int] = {}
         """pid -> its last progress, of the ranks of an alarm; empty while all is well."""
+        self._stopped_ns = 0
+        """When all ranks were last seen stopped."""
         self._running = 0
         self._fewer_since = -ENDING_S
         self._moving = 0
@@ -142,7 +144,9 @@ class Watchdog:
         """Once a second."""
         running = self._ranks.look()
         now_ns = time.monotonic_ns()
-        standings = [one.standing(now_ns) for one in running]
+        standings = [one.standing(now_ns, not_before_ns=self._stopped_ns) for one in running]
+        if standings and all(one.stopped for one in standings):
+            self._stopped_ns = now_ns  # somebody stopped the job as a whole, and may let it go on
         self._answer(standings)
         if self._hanging:
             self._still_hanging()

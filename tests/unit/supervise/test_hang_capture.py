@@ -150,6 +150,16 @@ def test_what_a_rank_does_and_since_when_is_read_without_its_help(job: Job) -> N
     assert later.alive
 
 
+def test_time_in_which_the_whole_job_was_stopped_counts_for_nothing(job: Job) -> None:
+    job.start(0, "loads")
+    os.kill(job.ranks[0].pid, signal.SIGSTOP)
+    (one,) = LocalRanks(job.run).look()
+    now = time.monotonic_ns() + 100_000_000_000
+    assert one.standing(now).stopped
+    assert one.standing(now).quiet_s > 99
+    assert one.standing(now, not_before_ns=now - 1_000_000_000).quiet_s < 2
+
+
 def test_without_a_supervisor_who_asks_captures_himself(job: Job) -> None:
     job.start(0, "waits")
     assert capture_now(job.run) == []
