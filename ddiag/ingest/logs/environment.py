@@ -13,7 +13,7 @@ _NAME = (
     r"NVIDIA|NVTE|KMP|TP|OMPI_MCA)_[A-Z][A-Z0-9_]*|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_RANK|RANK|MASTER_ADDR|MASTER_PORT|"
     r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|SLURM_[A-Z_]+"
 )
-_ASSIGNED = re.compile(rf"(?:^|[\s;(\[{{'\",]|export |-x )({_NAME})=(\"[^\"]*\"|'[^']*'|[^\s;,'\"&|)}}\]]*)")
+_ASSIGNED = re.compile(rf"(?:^|[\s;(\[{{'\",]|export |-x )({_NAME})=(\"[^\"]*\"|'[^']*'|[^\s;'\"&|)}}\]]*)")
 _IN_DICT = re.compile(rf"['\"]({_NAME})['\"]: ?['\"]([^'\"]*)['\"]")
 _WATCHED = (
     "torch",
@@ -71,9 +71,9 @@ class Environment:
         if "NCCL INFO" in line.text or "NCCL WARN" in line.text or "try setting " in line.text:
             return  # NCCL's own words, or the advice in an out-of-memory text: not what is set
         for name, value in (*_ASSIGNED.findall(line.text), *_IN_DICT.findall(line.text)):
-            yield Setting("env", name, value.strip("\"'"))
+            yield Setting("env", name, value.strip("\"'").rstrip(","))
             if name == "CUDA_VISIBLE_DEVICES":
-                yield NodeFact("gpu.cuda_visible_devices", value.strip("\"'"))
+                yield NodeFact("gpu.cuda_visible_devices", value.strip("\"'").rstrip(","))
         package = _PACKAGE.search(line.text)
         if package is not None:
             yield Setting("package", package[1].lower().replace("_", "-"), package[2])
