@@ -13,6 +13,7 @@ CAPTURE = (
     "Flight Recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1), the log of every "
     "rank, or ddiag run -- COMMAND"
 )
+RUNNING = "dumps taken of a job that runs look alike: take two, ten seconds apart, and see whether its numbers move"
 CAUSES = (
     "DD901", "DD906", "DD907", "DD908", "DD909", "DD910", "DD911", "DD912", "DD913", "DD914", "DD915", "DD920", "DD921",
     "DD922", "DD925", "DD926", "DD929", "DD930", "DD934", "DD937", "DD939", "DD941", "DD943",
@@ -54,7 +55,7 @@ def stall_finding(
         state=State.STALLED,
         began_ns=stall.since_ns,
         why=stall.why,
-        doubt=doubt or stall.settle,
+        doubt=doubt or stall.settle or (RUNNING if stall.origin == "flight" else ""),
     )
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from ddiag.analysis.hang.graph import Ending, certain, endings, waits
 from ddiag.analysis.hang.positions import Node, Positions, node_of
-from ddiag.analysis.hang.unseen import like
+from ddiag.analysis.hang.unseen import Alike
 from ddiag.analysis.hang.verdict import Verdict, earliest, there, usual_count
 
 MOST_RANKS = 256
@@ -36,25 +36,26 @@ def _other_order(
     flight: pl.DataFrame, place: Positions, end: Ending, blocking: Mapping[Node, frozenset[int]]
 ) -> tuple[int, ...]:
     """Who issued two calls in another order than most ranks in the same role issued those like them."""
-    flight = flight.with_row_index("place")
-    fronts = {row["rank"]: row for row in place.front_rows.iter_rows(named=True)}
+    ranks = list(end.ranks[:MOST_RANKS])
+    alike = Alike(flight, place)
+    fronts = {row["rank"]: row for row in place.front_rows.filter(pl.col("rank").is_in(ranks)).iter_rows(named=True)}
+    opened = _open_calls(place, ranks, set(end.nodes))
     odd = set()
-    for rank in end.ranks[:MOST_RANKS]:
-        held = [node for node in end.nodes if rank in blocking[node]]
-        for row in _open_calls(place, rank, held):
-            if _outvoted(rank, like(flight, place, fronts[rank]), like(flight, place, row)):
-                odd.add(rank)
+    for rank in ranks:
+        held = [row for node, row in opened[rank].items() if rank in blocking[node]]
+        if any(_outvoted(rank, alike.of(fronts[rank]), alike.of(row)) for row in held):
+            odd.add(rank)
     return tuple(sorted(odd)) if 2 * len(odd) < len(place.dumps) else ()
 
 
-def _open_calls(place: Positions, rank: int, nodes: list[Node]) -> list[dict[str, object]]:
-    """The first open entry of *rank* for each of *nodes*."""
-    found: dict[Node, dict[str, object]] = {}
-    for row in place.pending.filter(pl.col("rank") == rank).iter_rows(named=True):
+def _open_calls(place: Positions, ranks: list[int], nodes: set[Node]) -> dict[int, dict[Node, dict[str, object]]]:
+    """rank -> its first open entry for each of *nodes*."""
+    found: dict[int, dict[Node, dict[str, object]]] = {rank: {} for rank in ranks}
+    for row in place.pending.filter(pl.col("rank").is_in(ranks)).iter_rows(named=True):
         node = node_of(row)
         if node in nodes:
-            found.setdefault(node, row)
-    return list(found.values())
+            found[row["rank"]].setdefault(node, row)
+    return found
 
 
 def _outvoted(rank: int, first: Mapping[int, int], second: Mapping[int, int]) -> bool:

@@ -25,15 +25,11 @@ def with_witnesses(flight: pl.DataFrame, place: Positions, blocking: Mapping[Nod
         return dict(blocking)
     shared = _groups_of({rank for _, rank in questions}, place)
     came = defaultdict(set)
-    issued: dict[tuple[str, int], dict[int, int]] = {}
-    placed = flight.with_row_index("place")
-    last = _last_finished(placed)
+    alike = Alike(flight, place)
+    last = _last_finished(flight.with_row_index("place"))
     for node, rank in sorted(questions):
-        key = (place.desc.get(node[1], ""), node[2])
-        if key not in issued:
-            row = {"group": node[1], "seq": node[2], "call": "coll"}
-            issued[key] = like(placed, place, row)
-        if _witnessed(rank, issued[key], shared[rank], last, place):
+        issued = alike.of({"group": node[1], "seq": node[2], "call": "coll"})
+        if _witnessed(rank, issued, shared[rank], last, place):
             came[node].add(rank)
     return {node: Blockers(by.certain, by.unknown - came[node]) for node, by in blocking.items()}
 
@@ -55,21 +51,37 @@ def _last_finished(flight: pl.DataFrame) -> dict[tuple[int, str], int]:
     return {(rank, group): place for rank, group, place in rows.iter_rows()}
 
 
-def like(flight: pl.DataFrame, place: Positions, row: Mapping[str, object]) -> dict[int, int]:
-    """rank -> place in its dump of the call like the entry *row*, in its own group of the same description.
+class Alike:
+    """Finds the calls at one place of the program on all ranks, each in its own group of the same description."""
 
-    Sends and receives count only for ranks at the same position in their group. *flight* has the column ``place``.
-    """
-    group = str(row["group"])
-    word = place.desc.get(group, "")
-    groups = [other for other, text in place.desc.items() if text == word] if word else [group]
-    same = pl.col("group").is_in(groups) & (pl.col("seq") == row["seq"]) & (pl.col("call") == row["call"])
-    if row["call"] != "p2p":
-        return dict(flight.filter(same).select("rank", "place").iter_rows())
-    position = place.members[group].index(_whole(row["rank"]))
-    rows = flight.filter(same & (pl.col("op") == row["op"])).select("rank", "group", "place")
-    found = {rank: (of, at) for rank, of, at in rows.iter_rows()}
-    return {rank: at for rank, (of, at) in found.items() if place.members[of].index(rank) == position}
+    def __init__(self, flight: pl.DataFrame, place: Positions) -> None:
+        columns = ("rank", "group", "call", "op", "seq", "place")
+        self._flight = flight.with_row_index("place").select(columns)
+        self._place = place
+        self._known: dict[tuple[object, ...], dict[int, int]] = {}
+
+    def of(self, row: Mapping[str, object]) -> dict[int, int]:
+        """rank -> place in its dump of the call like the entry *row*.
+
+        Sends and receives count only for ranks at the same position in their group.
+        """
+        group = str(row["group"])
+        word = self._place.desc.get(group, "")
+        p2p = row["call"] == "p2p"
+        position = self._place.members[group].index(_whole(row["rank"])) if p2p else -1
+        key = (word or group, row["call"], row["seq"], row["op"] if p2p else "", position)
+        if key not in self._known:
+            groups = [other for other, text in self._place.desc.items() if text == word] if word else [group]
+            self._known[key] = self._found(groups, row, position)
+        return self._known[key]
+
+    def _found(self, groups: list[str], row: Mapping[str, object], position: int) -> dict[int, int]:
+        same = pl.col("group").is_in(groups) & (pl.col("seq") == row["seq"]) & (pl.col("call") == row["call"])
+        if position < 0:
+            return dict(self._flight.filter(same).select("rank", "place").iter_rows())
+        rows = self._flight.filter(same & (pl.col("op") == row["op"])).select("rank", "group", "place")
+        members = self._place.members
+        return {rank: at for rank, of, at in rows.iter_rows() if members[of].index(rank) == position}
 
 
 def _whole(value: object) -> int:
