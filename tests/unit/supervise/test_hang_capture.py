@@ -19,6 +19,7 @@ from ddiag.schema.hang import BY_USER, capture_requests, say_over, write_capture
 from ddiag.supervise.hang_capture import Wanted, capture
 from ddiag.supervise.live import capture_now
 from ddiag.supervise.progress import FIRST_STEP, LocalRanks
+from tests.integration.running import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -155,7 +156,7 @@ def test_time_in_which_the_whole_job_was_stopped_counts_for_nothing(job: Job) ->
     os.kill(job.ranks[0].pid, signal.SIGSTOP)
     (one,) = LocalRanks(job.run).look()
     now = time.monotonic_ns() + 100_000_000_000
-    assert one.standing(now).stopped
+    eventually(lambda: one.standing(now).stopped)
     assert one.standing(now).quiet_s > 99
     assert one.standing(now, not_before_ns=now - 1_000_000_000).quiet_s < 2
 
