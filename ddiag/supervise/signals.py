@@ -28,8 +28,9 @@ ENDING: frozenset[int] = frozenset(
 STOPPING: frozenset[int] = ENDING - {signal.SIGUSR1, signal.SIGUSR2}
 """Somebody wants the job to end."""
 
-_SETTLE_S = 0.03
-"""How long after us another process of the group may get the same signal."""
+_SETTLE_S = 0.15
+"""How long after us another process of the group may get the same signal: whoever sends it may lose its CPU between
+two of them."""
 
 
 def hold() -> set[int]:

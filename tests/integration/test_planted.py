@@ -66,7 +66,7 @@ PLANTED = {
         "--width=1024 --layers=4 --save-every=1",
         "--width=1024 --layers=4 --save-every=30",
     ),
-    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "256", "1", job="planted_offload"),
+    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "512", "1", job="planted_offload"),
 }
 QUICK = ("slow_input_on_one_rank",)
 """The others run in ``make test-long``."""
