@@ -109,7 +109,9 @@ def checkpoint(model: torch.nn.Module) -> None:
             time.sleep(45)
             return (dict, ())
 
-    torch.save({"model": model.state_dict(), "slow": Slow()}, f"{os.environ['CHECKPOINT']}.{dist.get_rank()}")
+    path = Path(f"{os.environ['CHECKPOINT']}.{dist.get_rank()}")
+    if not path.exists():
+        torch.save({"model": model.state_dict(), "slow": Slow()}, path)
 
 
 def nothing(_model: torch.nn.Module) -> None:
