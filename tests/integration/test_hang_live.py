@@ -54,16 +54,16 @@ class Running:
         began = self.stopped_at()
         path = eventually(lambda: next(iter(self.run.glob(name)), None), within_s=WITHIN_S + 20)
         took_s = path.stat().st_mtime - began
-        print(f"diagnosed after {took_s:.1f} s")
+        print(f"diagnosed {took_s:.1f} s after it stopped")
         assert took_s < WITHIN_S, self.said()
         return json.loads(path.read_text(encoding="utf-8"))
 
 
 @contextmanager
-def job(folder: Path, kind: str, culprit: int, *options: str, tier: str = "") -> Iterator[Running]:
+def job(folder: Path, kind: str, culprit: int, *options: str, tier: str = "", **more: str) -> Iterator[Running]:
     out, log, mark = folder / "runs", folder / "stderr.txt", folder / "mark"
     launch = [*TORCHRUN, "--standalone", f"--nproc-per-node={RANKS}", str(JOB), kind, str(culprit)]
-    variables = environment(MARK=str(mark), CHECKPOINT=str(folder / "checkpoint"), DDIAG_TIER=tier)
+    variables = environment(MARK=str(mark), CHECKPOINT=str(folder / "checkpoint"), DDIAG_TIER=tier, **more)
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [*recorded(out, *options), *launch],
@@ -148,6 +148,19 @@ def test_what_ends_the_job_at_once_is_diagnosed_at_its_end(tmp_path: Path, kind:
         assert first["culprits"]["ranks"] == [culprit], running.said()
         if kind == "sizes":
             assert line_of(kind) in first["culprits"]["where"], running.said()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "culprit"), [("skip", 1), ("stopped", 2)])
+def test_when_the_timeout_has_ended_the_job_it_is_still_the_hang_that_is_to_blame(
+    tmp_path: Path, kind: str, culprit: int
+) -> None:
+    with job(tmp_path, kind, culprit, TIMEOUT_S="50") as running:
+        running.stopped_at()
+        assert running.process.wait(timeout=240) != 0
+        found = json.loads((running.run / "diagnosis.json").read_text(encoding="utf-8"))
+        assert found["verdict"]["status"] == "stalled", running.said()
+        assert found["findings"][0]["culprits"]["ranks"] == [culprit], running.said()
 
 
 @pytest.mark.long
