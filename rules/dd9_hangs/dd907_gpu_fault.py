@@ -42,7 +42,7 @@ from ddiag.rulekit.faults import (
 from ddiag.rulekit.proof import hosts_among, lines, name_hosts, shown
 from ddiag.rulekit.values import began, ranks_of
 
-_SEEN = ("kernel.xid", "kernel.gpu_lost", "gpu.smi_error", "gpu.cuda_hardware_error")
+_SEEN = ("gpu.diag", "kernel.xid", "kernel.gpu_lost", "gpu.smi_error", "gpu.cuda_hardware_error")
 _FACTS = ("gpu.ecc.remap_failed", "gpu.ecc.remap_pending", "gpu.ecc.retired_pending", "pcie.gone")
 _DRAIN = "drain the node: `scontrol update nodename=NODE state=drain reason=gpu`, `kubectl cordon NODE`"
 
@@ -86,6 +86,28 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     elif repeating is not None:
         yield _repeating(repeating, placement)
     yield from _memory(events, facts, placement)
+    yield from _diagnosed(events, placement)
+
+
+def _diagnosed(events: Events, placement: Placement | None) -> Iterator[Finding]:
+    """Tests of `dcgmi diag` that failed."""
+    failed = [event for event in events.of("gpu.diag") if event.get("result") == "fail"]
+    if not failed:
+        return
+    indices = {part.strip() for event in failed for part in event.word("gpu").split(",") if part.strip().isdigit()}
+    hosts = hosts_among(failed, placement)
+    names = tuple(dict.fromkeys(event.word("test") for event in failed))
+    yield Finding(
+        title=f"dcgmi diag fails on {name_hosts(hosts)}: {', '.join(names[:4])}",
+        severity=Severity.WARNING,
+        confidence=Confidence.MEDIUM,
+        culprits=Culprits(hosts=hosts, devices=tuple(f"gpu{index}" for index in sorted(indices))),
+        evidence=lines("dcgmi", failed),
+        fix=(_DRAIN, "read the detail below each failed test; reset or replace the GPU it names"),
+        verify="dcgmi diag -r 3 passes on the node",
+        why="the vendor's test of the hardware failed",
+        doubt="tests of software and settings (persistence mode, environment) fail without a fault of the board",
+    )
 
 
 def _boards(

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.incident import Event
+from ddiag.model.incident import Event, NodeFact
 from ddiag.model.placement import Placement
 from ddiag.model.signals_incident import Events, NodeFacts
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, State, View
@@ -103,6 +103,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         )
     else:
         yield from _counters(signals.get(NodeFacts), placement, limits)
+        yield from _inactive(signals.get(NodeFacts), placement)
 
 
 def _count(devices: tuple[str, ...]) -> str:
@@ -132,4 +133,28 @@ def _counters(facts: NodeFacts | None, placement: Placement | None, limits: Limi
         verify=_VERIFY,
         why="a healthy link recovers from nothing",
         doubt="counters add up since the last reset: compare two readings a minute apart under load",
+    )
+
+
+def _inactive(facts: NodeFacts | None, placement: Placement | None) -> Iterator[Finding]:
+    """Links of `nvidia-smi nvlink -s` that are down on some GPUs, while most GPUs have all of theirs."""
+    down: dict[str, list[NodeFact]] = {}
+    for fact in facts.of("gpu.nvlink.") if facts is not None else ():
+        if fact.key.endswith(".gbs") and fact.device is not None:
+            down.setdefault(fact.device, []).extend([fact] if not fact.number else [])
+    odd = {device: found for device, found in down.items() if found}
+    if not odd or 2 * len(odd) >= len(down):
+        return
+    seen = [fact for found in odd.values() for fact in found]
+    hosts = hosts_among(seen, placement)
+    yield Finding(
+        title=f"{', '.join(list(odd)[:4])} on {name_hosts(hosts)}: {len(seen)} NVLinks are down that its peers have",
+        severity=Severity.WARNING,
+        confidence=Confidence.MEDIUM,
+        culprits=Culprits(hosts=hosts, devices=tuple(odd)),
+        evidence=tuple(shown(f"{fact.device} {fact.key.removeprefix('gpu.nvlink.')}", fact) for fact in seen[:6]),
+        fix=_FABRIC,
+        verify=_VERIFY,
+        why="most GPUs of the node have all their links up",
+        doubt="boards that are bridged in pairs differ by design",
     )

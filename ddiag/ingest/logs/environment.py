@@ -15,6 +15,8 @@ _NAME = (
 )
 _ASSIGNED = re.compile(rf"(?:^|[\s;(\[{{'\",]|export |-x )({_NAME})=(\"[^\"]*\"|'[^']*'|[^\s;'\"&|)}}\]]*)")
 _IN_DICT = re.compile(rf"['\"]({_NAME})['\"]: ?['\"]([^'\"]*)['\"]")
+_NAMED = re.compile(rf"\bname: [\"']?({_NAME})[\"']?\s*$")
+_VALUE = re.compile(r"^\s*value: [\"']?(.*?)[\"']?\s*$")
 _WATCHED = (
     "torch",
     "torchvision",
@@ -74,9 +76,19 @@ class Environment:
             yield Setting("env", name, value.strip("\"'").rstrip(","))
             if name == "CUDA_VISIBLE_DEVICES":
                 yield NodeFact("gpu.cuda_visible_devices", value.strip("\"'").rstrip(","))
+        yield from _of_a_pod(line)
         package = _PACKAGE.search(line.text)
         if package is not None:
             yield Setting("package", package[1].lower().replace("_", "-"), package[2])
 
     def end(self) -> Iterable[Seen]:
         return ()
+
+
+def _of_a_pod(line: Line) -> Iterator[Setting]:
+    """``- name: NCCL_DEBUG`` and ``value: INFO`` in the next line, as in Kubernetes' YAML."""
+    named = _NAMED.search(line.text)
+    after = next(iter(line.following(1)), None) if named is not None else None
+    value = _VALUE.search(after.text) if after is not None else None
+    if named is not None and value is not None:
+        yield Setting("env", named[1], value[1])

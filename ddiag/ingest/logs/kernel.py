@@ -25,6 +25,9 @@ _LOST = re.compile(
     rf"NVRM: (?:GPU (?:at )?(?:PCI:)?({BUS}):? .*(?:fallen off the bus|RmInitAdapter failed)|"
     rf"The NVIDIA GPU ({BUS}).*|.*rm_init_adapter failed.*)"
 )
+_AMD_LOST = re.compile(
+    rf"amdgpu ({BUS}): .*?(device lost from bus|uncorrectable hardware errors detected.*|GPU hang|GPU reset.* failed)"
+)
 _AER = re.compile(rf"({BUS}): PCIe Bus Error: severity=([\w ()-]+?), (?:type=([^,]+))?(.*)")
 _AER_SUMMARY = re.compile(rf"({BUS}): AER: (Corrected|Uncorrected|Uncorrectable|Multiple Corrected)[^:]*error")
 _IF_LINK = re.compile(
@@ -103,6 +106,9 @@ def _sxid(line: Line) -> Event | None:
 
 
 def _lost(line: Line) -> Event | None:
+    amd = _AMD_LOST.search(line.text)
+    if amd is not None:
+        return Event("kernel.gpu_lost", {"bus_id": bus_id(amd[1]), "detail": amd[2]})
     match = _LOST.search(line.text)
     if match is None or "Xid" in line.text:
         return None
@@ -194,6 +200,9 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("SXid (", _sxid),
     ("Xid (", _xid),
     ("NVRM: ", _lost),
+    ("device lost from bus", _lost),
+    ("uncorrectable hardware errors", _lost),
+    ("GPU reset", _lost),
     ("PCIe Bus Error", _aer),
     ("AER: ", _aer),
     ("oom-kill:", oom_kill),
