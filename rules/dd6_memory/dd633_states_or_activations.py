@@ -19,20 +19,20 @@ Choose the stage by the states, checkpointing and micro-batch by the activations
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddiag.model.incident import Event
 from ddiag.model.signals import JobFacts
-from ddiag.model.signals_incident import Events, Settings
-from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View, human_bytes
-from ddiag.rulekit.oom import NEED, of_reason
-from ddiag.rulekit.values import as_number, setting, zero_number
+from ddiag.model.signals_incident import Deaths, Events, Settings
+from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, State, View, human_bytes
+from ddiag.rulekit.oom import NEED, culprit_ranks, of_reason
+from ddiag.rulekit.values import as_number, began, setting, zero_number
 
 RULE = Rule(
     id="DD633",
     root_cause="RC-79",
     needs=(Events,),
-    optional=(Settings, JobFacts),
+    optional=(Settings, JobFacts, Deaths),
     capture="torch.cuda.memory._record_memory_history() before the step, torch.cuda.memory._dump_snapshot() at its "
     "peak",
     symptom="a higher ZeRO stage has no effect on the out-of-memory error",
@@ -64,14 +64,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     allocated = max(one.allocated for one in full)
     if allocated and states <= limits.states_share * allocated:
-        share = 1.0 - states / allocated
-        yield _finding(
-            share,
-            stage,
-            Evidence("model states by arithmetic", round(states / 2**30, 1), "GiB", None, ""),
-            limits,
-            crashed=True,
-        )
+        shown = Evidence("model states by arithmetic", round(states / 2**30, 1), "GiB", None, "16 bytes per parameter")
+        found = _finding(1.0 - states / allocated, stage, shown, crashed=True)
+        ranks = culprit_ranks(full, signals.get(Deaths), signals.get(JobFacts))
+        yield replace(found, culprits=replace(found.culprits, ranks=ranks), began_ns=began(one.event for one in full))
 
 
 def _from_snapshot(event: Event, stage: float, limits: Limits) -> Iterator[Finding | Abstain]:
@@ -88,7 +84,7 @@ def _from_snapshot(event: Event, stage: float, limits: Limits) -> Iterator[Findi
         shown = Evidence(
             "live memory from forward passes", round(share, 3), "of named", limits.activations_share, event.source
         )
-        yield _finding(share, stage, shown, limits, crashed=bool(event.integer("ooms")), event=event)
+        yield _finding(share, stage, shown, crashed=bool(event.integer("ooms")), event=event)
 
 
 def _states_by_arithmetic(
@@ -108,17 +104,16 @@ def _states_by_arithmetic(
     return sum(size / (world if stage >= sharded_from[part] else 1.0) for part, size in gathered.items())
 
 
-def _finding(
-    share: float, stage: float, shown: Evidence, limits: Limits, *, crashed: bool, event: Event | None = None
-) -> Finding:
+def _finding(share: float, stage: float, shown: Evidence, *, crashed: bool, event: Event | None = None) -> Finding:
     top = event.get("top") if event is not None else None
     lines = [one for one in top if isinstance(one, dict)] if isinstance(top, list) else []
     return Finding(
         title=f"{share:.0%} of the live memory are activations: sharding states"
         + (f" (ZeRO-{stage:.0f})" if stage else "")
         + " cannot shrink them",
-        severity=Severity.WARNING if crashed or stage >= 2 else Severity.INFO,
+        severity=Severity.CRITICAL if crashed and stage >= 2 else Severity.WARNING if crashed else Severity.INFO,
         confidence=Confidence.MEDIUM,
+        state=State.CRASHED if crashed else State.DEGRADED,
         culprits=Culprits(modules=tuple(str(one.get("where")) for one in lines[:3])),
         evidence=(
             shown,

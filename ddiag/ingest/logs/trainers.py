@@ -116,7 +116,7 @@ def _hugging_face(line: Line) -> Iterator[Seen]:
 
 
 def _titan(line: Line) -> Iterator[Seen]:
-    if found := _TITAN.search(line.text):
+    if found := _TITAN.search(line.text) or _TITAN.search(line.raw):
         step = int(found[1])
         yield Metric("loss", _number(found[2]), step)
         for name, pattern in _TITAN_FIGURES:
@@ -128,7 +128,7 @@ def _rl(line: Line) -> Iterator[Seen]:
     found = [*_TIMING.findall(line.text), *((f"seqlen/{name}", value) for name, value in _SEQLEN.findall(line.text))]
     if not found:
         return
-    at = _STEP.search(line.text)
+    at = _STEP.search(line.text) or _STEP.search(line.raw)
     step = int(at[1]) if at else None
     for name, value in found:
         yield Metric(
@@ -137,7 +137,7 @@ def _rl(line: Line) -> Iterator[Seen]:
 
 
 def _own_figures(line: Line) -> Iterator[Seen]:
-    at = _STEP.search(line.text)
+    at = _STEP.search(line.text) or _STEP.search(line.raw)
     if at is None:
         return
     step, rank = int(at[1]), rank_of(line, words=True)
