@@ -61,8 +61,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     update = signals.get(OptimizerStep)
     name = update.name if update is not None and update.name else "the optimizer"
+    waits = "it takes" if facts.device_kind == "cpu" else "the device idles"
     yield Finding(
-        title=f"{name} runs on the CPU: the device idles {cpu_ms:.1f} ms per step ({share:.0%} of the step)",
+        title=f"{name} runs on the CPU: {waits} {cpu_ms:.1f} ms per step ({share:.0%} of the step)",
         severity=severity_over_steps(share, budget, warning=limits.cpu_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where="CPU optimizer"),
