@@ -48,7 +48,7 @@ class Entries:
         self._columns = _columns(items)
         self.count = len(items)
         self.names: list[str] = list(map(str, self["profiling_name"]))
-        self.groups = _groups(self["process_group"], self["pg_id"])
+        self.groups = _one_life(_groups(self["process_group"], self["pg_id"]), self["pg_id"])
         self.calls = {name: call_of(name) for name in set(self.names)}
         ways = {name: call.is_p2p or call.op in ("send", "recv") for name, call in self.calls.items()}
         self.p2p = [said is True or ways[name] for said, name in zip(self["is_p2p"], self.names, strict=True)]
@@ -92,6 +92,30 @@ def _groups(groups: Sequence[Any], numbers: Sequence[Any]) -> list[str]:
         return [group[0] if type(group[0]) is str else str(group[0]) for group in groups]
     except (TypeError, IndexError, KeyError):
         return [_group(group, number) for group, number in zip(groups, numbers, strict=True)]
+
+
+def _one_life(names: list[str], numbers: Sequence[Any]) -> list[str]:
+    """A name that was given again, after its first group was destroyed, means the newest of them; the sequence numbers
+    of the others are another count, so they get a name of their own: ``5 (earlier: 3)``."""
+    lives: dict[str, set[int]] = {}
+    for name, number in _pairs(names, numbers):
+        lives.setdefault(name, set()).add(number)
+    if all(len(found) == 1 for found in lives.values()):
+        return names
+    newest = {name: max(found) for name, found in lives.items()}
+    return [
+        name if type(number) is not int or number == newest[name] else f"{name} (earlier: {number})"
+        for name, number in zip(names, numbers, strict=True)
+    ]
+
+
+def _pairs(names: list[str], numbers: Sequence[Any]) -> list[tuple[str, int]]:
+    """The different (name, number) among them; none when numbers are no numbers."""
+    try:
+        found = set(zip(names, numbers, strict=True))
+    except TypeError:
+        return []
+    return [(name, number) for name, number in found if type(number) is int]
 
 
 def _group(group: Any, number: Any) -> str:

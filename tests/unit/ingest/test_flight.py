@@ -129,6 +129,15 @@ def test_a_rank_stuck_inside_a_coalesced_call_has_it_unfinished(tmp_path: Path) 
     assert rows.select("op", "seq", "state").rows()[1:] == [("all_gather", 5, "scheduled")]
 
 
+def test_a_group_made_again_under_its_old_name_starts_a_count_of_its_own(tmp_path: Path) -> None:
+    groups = {"0": ("default_pg", "[0, 1]"), "5": ("TP", "[0, 1]")}
+    old = [entry(record, process_group=("5", "TP"), pg_id=3) for record in range(6)]
+    new = [waiting(record + 6, process_group=("5", "TP"), pg_id=7, collective_seq_id=record + 1) for record in range(2)]
+    run = read(write(tmp_path, dump([*old, *new], groups)))
+    assert flight(run).filter(pl.col("group") == "5").select("seq", "state").rows() == [(1, "started"), (2, "started")]
+    assert (status(run, "5")["last_enqueued"], status(run, "5 (earlier: 3)")["last_completed"]) == (2, 6)
+
+
 def test_batched_sends_are_in_the_state_of_their_batch(tmp_path: Path) -> None:
     inside = {"p2p_seq_id": 3, "state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
     batch = [entry(0, "nccl:send 1->0", **inside), entry(1, "nccl:recv 1<-0", **inside)]
