@@ -7,7 +7,7 @@ import pytest
 from ddiag.ingest.logs.cuda import CudaMemory
 from ddiag.model.signals_incident import Events
 from ddiag.rulekit.oom import FOREIGN, FRAGMENTED, NEED, OUTSIDE, ooms
-from tests.unit.ingest.logs.seen import events
+from tests.unit.ingest.logs.records_of import events
 
 GIB = 1 << 30
 HINT = (

@@ -10,7 +10,7 @@ import pytest
 
 from ddiag.ingest.logs.deepspeed import DeepSpeed
 from ddiag.ingest.logs.printed_settings import PrintedSettings
-from tests.unit.ingest.logs.seen import events, metrics, settings
+from tests.unit.ingest.logs.records_of import events, metrics, settings
 
 HEAD = "[2024-12-10 11:05:41,114] [INFO] [logging.py:128:log_dist] [Rank 0] "
 ATTEMPTED = "Skipping step. Attempted loss scale: "

@@ -12,7 +12,7 @@ from ddiag.ingest.logs.megatron import Megatron
 from ddiag.ingest.logs.nccl_tests import NcclTests
 from ddiag.ingest.logs.slurm import Slurm
 from ddiag.ingest.logs.trainers import Trainers
-from tests.unit.ingest.logs.seen import events, metrics, settings
+from tests.unit.ingest.logs.records_of import events, metrics, settings
 
 NEW = (
     " [2024-05-01 12:00:00] iteration      100/  500000 | consumed samples:       102400 | elapsed time per iteration (ms): "

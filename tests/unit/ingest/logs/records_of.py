@@ -1,0 +1,30 @@
+"""What one parser sees in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddiag.ingest.logs.line import LogParser
+from ddiag.ingest.logs.reader import parse
+from ddiag.model.event_kinds import EVENT_KINDS
+from ddiag.model.incident import Event, Metric, Seen, Setting
+
+
+def seen(text: str, *makers: Callable[[], LogParser]) -> list[Seen]:
+    """Records of *text*; every kind must be declared."""
+    records = list(parse(text.splitlines(), makers, "x.log"))
+    assert {one.kind for one in records if isinstance(one, Event)} <= set(EVENT_KINDS)
+    return records
+
+
+def events(text: str, *makers: Callable[[], LogParser]) -> list[Event]:
+    return [one for one in seen(text, *makers) if isinstance(one, Event)]
+
+
+def metrics(text: str, *makers: Callable[[], LogParser]) -> list[tuple[str, float, int | None]]:
+    """(name, value, step)"""
+    return [(one.name, one.value, one.step) for one in seen(text, *makers) if isinstance(one, Metric)]
+
+
+def settings(text: str, *makers: Callable[[], LogParser]) -> dict[str, str]:
+    return {f"{one.kind}:{one.key}": one.value for one in seen(text, *makers) if isinstance(one, Setting)}
