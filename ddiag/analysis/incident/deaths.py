@@ -247,12 +247,13 @@ def _near(earliest: _Process, one: _Process) -> bool:
 
 
 def _compare(one: _When, other: _When) -> int | None:
-    """-1, 0 or 1; None when nothing connects them."""
+    """-1, 0 or 1; None when nothing connects them. Lines of one moment in one file have their order."""
+    dated = one.ts_ns is not None and other.ts_ns is not None
+    if dated and one.ts_ns != other.ts_ns:
+        return ((one.ts_ns or 0) > (other.ts_ns or 0)) - ((one.ts_ns or 0) < (other.ts_ns or 0))
     if one.file == other.file:
         return (one.line > other.line) - (one.line < other.line)
-    if one.ts_ns is None or other.ts_ns is None:
-        return None
-    return (one.ts_ns > other.ts_ns) - (one.ts_ns < other.ts_ns)
+    return 0 if dated else None
 
 
 def _sort_key(when: _When) -> tuple[bool, int, str, int]:

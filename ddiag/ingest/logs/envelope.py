@@ -17,14 +17,15 @@ ANSI = re.compile(
 PASTED = re.compile(rb"(?<![\w\]])\[(?:[0-9]|[349][0-7]|10[0-7]|[1-9];[0-9;]+)m|(?<=[\w.:/)\]])\[0m")
 """Colour codes whose escape character was lost in copying: ``[36m(Worker pid=1)[0m``."""
 
-_ROLE = re.compile(r"\[([A-Za-z_][A-Za-z_-]*?)(\d+)\]:[ \t]?")
+_ROLE = re.compile(r"\[rank(?P<rank>\d+)\]: ?|\[[A-Za-z_][A-Za-z_-]*?(?P<local>\d+)\]:")
+"""torch puts a blank behind its own label before a traceback; behind torchrun's a blank is the program's own."""
 _INSIDE = re.compile(r"\[rank(\d+)\]:(?=\s?\[[VIWEF])")
 """c10's own label, behind a progress bar without a line end."""
 _MPI = re.compile(r"\[(?:[\w.@-]+[,@])?\d+,(\d+)\]<std\w+>:[ \t]?")
 _RAY = re.compile(r"\((?:(?P<actor>[\w.:<>-]+) )?\(?(?:\w+ )?pid=(?P<pid>\d+)\)?(?:, ?ip=(?P<ip>[\w.:-]+))?\)[ \t]?")
 _SHIPPER = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
-    r"(?: std(?:out|err) [FP])?(?=[ \t]|\[rank|$)[ \t]*"
+    r"(?: std(?:out|err) [FP])?(?=[ \t]|\[rank|$)[ \t]?"
 )
 _SYSLOG = re.compile(
     r"(?:<\d+>)?[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? (?P<host>[A-Za-z0-9][\w.-]*) "
@@ -59,8 +60,8 @@ class Labels:
     """``118: `` is a task number of ``srun -l``."""
     tasks_are_ranks: bool = True
     """False: one task per node, so the number is no rank."""
-    hosts: bool = False
-    """``worker-1: `` is a host."""
+    hosts: frozenset[str] = frozenset()
+    """``worker-1: `` is a host: those seen."""
     numbers: bool = False
     """``[80746] `` is a viewer's line number."""
 
@@ -140,8 +141,8 @@ def _layer(raw: str, at: int, labels: Labels, known: dict[str, int | str | None]
 
 def _bracket(raw: str, at: int, labels: Labels, known: dict[str, int | str | None]) -> int | None:
     if found := _ROLE.match(raw, at):
-        key = "rank" if found[1] == "rank" else "local_rank"
-        known.setdefault(key, int(found[2]))
+        key, number = ("rank", found["rank"]) if found["rank"] else ("local_rank", found["local"])
+        known.setdefault(key, int(number))
         return found.end()
     if found := _MPI.match(raw, at):
         known["rank"] = int(found[1])
@@ -160,7 +161,7 @@ def _is_host(raw: str, found: re.Match[str], labels: Labels) -> bool:
         return False
     if _STRONG.match(raw, found.end()):
         return True
-    return labels.hosts and (any(c.isdigit() for c in name) or name == "localhost")
+    return name in labels.hosts or (bool(labels.hosts) and any(c.isdigit() for c in name))
 
 
 def labels_in(head: Iterable[str]) -> Labels:
@@ -175,7 +176,7 @@ def labels_in(head: Iterable[str]) -> Labels:
     return Labels(
         tasks=len(tasks) >= most,
         tasks_are_ranks=_tasks_are_ranks(lines),
-        hosts=len(hosts) >= most and len(set(hosts)) <= max(1, len(hosts) // 2),
+        hosts=frozenset(hosts if len(hosts) >= most and len(set(hosts)) <= max(1, len(hosts) // 2) else ()),
         numbers=len(numbers) >= most and len(numbers) > 2 and numbers == sorted(set(numbers)),
     )
 

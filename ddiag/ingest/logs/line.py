@@ -37,6 +37,7 @@ class Line:
     outer: Stamp = NONE
     """Time stamp of the envelope."""
     _after: Callable[[], Iterator[Line]] = field(default=_nothing, repr=False)
+    _before: Callable[[], Iterator[Line]] = field(default=_nothing, repr=False)
 
     @cached_property
     def _stamp(self) -> Stamp:
@@ -59,6 +60,10 @@ class Line:
     def following(self, most: int) -> Iterator[Line]:
         """The next *most* lines of the file, for blocks and wrapped messages."""
         return islice(self._after(), most)
+
+    def preceding(self, most: int) -> Iterator[Line]:
+        """The lines before it, nearest first, as far as they are still held."""
+        return islice(self._before(), most)
 
     def own(self, most: int) -> Iterator[Line]:
         """The next lines of the same writer among the next *most*, where several write into one file in turn."""

@@ -61,6 +61,7 @@ class Chunk:
             task=seen.task,
             outer=seen.stamp,
             _after=lambda: self.after(index),
+            _before=lambda: (self.line(earlier) for earlier in range(index - 1, -1, -1)),
         )
 
     def after(self, index: int) -> Iterator[Line]:

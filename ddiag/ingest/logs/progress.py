@@ -72,6 +72,7 @@ class Progress:
         "Step",
         "iteration",
         "poch",
+        "ownloading",
         "batch [",
     )
     sparse = True

@@ -20,7 +20,7 @@ _MORE_OF_MESSAGE = 6
 _RECORD = re.compile(
     r"^\s*(?:\[|\d{4}-\d\d-\d\d|[VIWEF]\d{4} |Exception raised from|frame #|[\w.-]+:\d+:\d+ \[|=+$|-+$)"
 )
-_ALONE = re.compile(r"^\s*(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): (?P<message>\S.*)$")
+_ALONE = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)): (?P<message>\S.*)$")
 _LAUNCHERS = (
     "ChildFailedError", "SignalException", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException",
 )  # fmt: skip
@@ -65,9 +65,13 @@ class Traceback:
 
 
 def exception_in(lines: Sequence[str]) -> Event | None:
-    """The exception that the traceback in *lines* (of one writer) ends with."""
+    """The exception that the traceback in *lines* (of one worker, in torchrun's block: indented) ends with."""
     start = next((place for place, text in enumerate(lines) if HEADER in text), None)
-    read = _read(lines[start:]) if start is not None else None
+    if start is None:
+        return None
+    below = [text for text in lines[start + 1 :] if text.strip()]
+    margin = min((len(text) - len(text.lstrip()) for text in below), default=0)
+    read = _read([lines[start], *(text[margin:] for text in below)])
     return read[0] if read else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ddiag.ingest.logs.c10 import HEADER, Tag, rank_of, tag_in
 from ddiag.ingest.logs.line import Line
@@ -47,7 +48,7 @@ class Watchdog:
 
     needles: tuple[str, ...] = (
         "SeqNum=", "WorkNCCL(", "Watchdog caught", "detected by watchdog", "Timeout at NCCL work", "last enqueued",
-        "watchdog thread terminated", "Stack trace of the failed collective: ", "dump signal", "Received a global",
+        "watchdog thread terminated", "Stack trace of the failed collective:", "dump signal", "Received a global",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -88,6 +89,8 @@ class Watchdog:
         found = self._found(line, _TIMEOUT, "SeqNum=", "Watchdog caught", "WorkNCCL(")
         if found is None:
             return
+        if line.rank is None and HEADER.search(line.text) is None:
+            line = _head_of(line)
         tag = self._group_of(line, tag_in(line.text))
         call = (int(found["seq"]), found["op"], found["nin"], found["nout"])
         rank = rank_of(line, tag)
@@ -136,17 +139,20 @@ class Watchdog:
             yield Event("c10d.collective_stack", {"frames": frames, **tag.fields}, rank=rank_of(line, tag))
 
     def _found(self, line: Line, pattern: re.Pattern[str], *hints: str) -> re.Match[str] | None:
-        """*pattern* in *line*, joined with what a terminal cut off where one of *hints* is there."""
+        """*pattern* in *line*, joined with what a terminal cut off where one of *hints* is there and the end is not."""
         found = pattern.search(line.text)
-        if found is None and any(hint in line.text for hint in hints):
-            text = line.text
-            for later in line.following(6):
-                if HEADER.search(later.text) or later.rank is not None:
-                    break
-                text += later.raw
-                if found := pattern.search(text):
-                    self._until = later.number
-                    break
+        if _is_whole(found) or not any(hint in line.text for hint in hints):
+            return found
+        text = line.text
+        for later in line.following(6):
+            if HEADER.search(later.text) or later.rank is not None:
+                break
+            text += later.raw
+            longer = pattern.search(text)
+            if longer is not None and (found is None or _is_whole(longer)):
+                found, self._until = longer, later.number
+            if _is_whole(longer):
+                break
         return found
 
     def _group_of(self, line: Line, tag: Tag) -> Tag:
@@ -169,6 +175,20 @@ class Watchdog:
             return False
         self._known.add(key)
         return True
+
+
+def _head_of(line: Line) -> Line:
+    """The line with the header of a message that a terminal cut before *line*; else *line*."""
+    for earlier in line.preceding(3):
+        if HEADER.search(earlier.text) or earlier.rank is not None:
+            cut = "WorkNCCL(" not in earlier.text and "SeqNum=" not in earlier.text
+            return replace(line, text=earlier.text + line.text, rank=earlier.rank) if cut else line
+    return line
+
+
+def _is_whole(found: re.Match[str] | None) -> bool:
+    """Whether the call is followed by how it ended."""
+    return found is not None and bool({"ran", "bw"} - found.groupdict().keys() or found["ran"] or found["bw"])
 
 
 def _number(text: str | None) -> int | None:
