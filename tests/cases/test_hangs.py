@@ -11,6 +11,7 @@ import pytest
 from ddiag.analysis.families import derive
 from ddiag.api import load
 from ddiag.model.signals_incident import Stall
+from tests.shared import shared_data
 from tools.score_hangs import LEAST_RIGHT, Answer, answer, table
 from tools.synth.hang import Hang, make_hang, write_hang
 from tools.synth.hangs.dump import Style
@@ -129,6 +130,20 @@ def test_one_that_does_not_finish_what_others_finished_is_named(culprit: int, tm
 def test_who_left_the_loop_early_is_ahead_not_late(culprit: int, tmp_path: Path) -> None:
     stall = diagnosed(hang("uneven", ddp(4, 3), culprit), tmp_path)
     assert (stall.cause, stall.culprits) == ("uneven", (culprit,))
+
+
+@pytest.mark.parametrize(
+    ("job", "verdict", "injected"),
+    [("gpu_error_1st", "partly_done", (12, 14)), ("lock_gil_1st", "late", (9, 14))],
+)
+def test_faults_injected_into_a_real_job_of_16_ranks_are_named(
+    job: str, verdict: str, injected: tuple[int, ...]
+) -> None:
+    folder = shared_data("NVIDIA+nvidia-resiliency-ext", "fr_traces", job)
+    stall = derive(load([str(path) for path in sorted(folder.glob("_dump_*"))])).get(Stall)
+    assert stall is not None
+    assert (stall.verdict, stall.culprits) == (verdict, injected)
+    assert set(stall.victims) == set(range(16)) - set(injected)
 
 
 def test_a_job_that_goes_on_is_not_called_stuck(tmp_path: Path) -> None:
