@@ -37,6 +37,8 @@ _MEMINFO = re.compile(r"^\s*(MemTotal|MemAvailable):\s+(\d+) kB")
 _PS = re.compile(r"^\s*(\d+)\s+([DZRTSIt][<NLsl+]*)\s+(\S+)\s+(\S.*)$")
 _PS_HEADER = re.compile(r"^\s*PID\s+STAT?\s+WCHAN")
 _TASKSET = re.compile(r"pid (\d+)(?:'s)? current affinity (?:list|mask): (\S+)")
+_STORAGE = re.compile(r"rpc_|nfs|uvm_|nvidia|os_acquire|ceph|fuse|lustre|ptlrpc|cl_sync|gpfs|cifs")
+"""Where a process waits for a file server or the GPU driver; short waits for a local disk are ordinary."""
 MOST_ROWS = 4000
 
 
@@ -158,7 +160,7 @@ def _memory(text: str) -> Iterator[NodeFact]:
         yield NodeFact(key, f"{info[2]} kB", float(info[2][:18]) * 1024)
 
 
-def _processes(line: Line) -> Iterator[NodeFact]:
+def _processes(line: Line) -> Iterator[Seen]:
     """Rows of ``ps -eo pid,stat,wchan,cmd``: only those that cannot be woken, are stopped or dead."""
     for after in line.following(MOST_ROWS):
         match = _PS.search(after.text)
@@ -166,3 +168,5 @@ def _processes(line: Line) -> Iterator[NodeFact]:
             return
         if match[2][0] in "DZTt":
             yield NodeFact("process.state", f"{match[1]} {match[2]} {match[3]} {match[4]}", float(match[1][:9]))
+        if match[2][0] == "D" and _STORAGE.search(match[3]):
+            yield Event("process.uninterruptible", {"pid": int(match[1][:9]), "wchan": match[3], "command": match[4]})
