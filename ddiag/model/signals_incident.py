@@ -230,6 +230,10 @@ class Stall:
     """One of the words below: which fault it looks like. Exactly one rule stands behind each word."""
     timeout_ms: int | None = None
     """Timeout of the call that they wait in, where known."""
+    said: str = ""
+    """Last words of the culprit in the log, where they tell its phase."""
+    said_source: str = ""
+    """file:line of ``said``."""
 
 
 INCIDENT_FAMILIES: tuple[type, ...] = (Events, Settings, NodeFacts, Metrics, Stacks, Deaths, Stall, Story, Placement)

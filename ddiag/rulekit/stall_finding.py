@@ -94,7 +94,9 @@ def _rows(stall: Stall) -> tuple[Evidence, ...]:
         circle = "; ".join(f"rank {rank}: {what}" for rank, what in stall.cycle[:8])
         rows.append(Evidence("circle of waiting", circle, "", None, source))
     if stall.phase:
-        rows.append(Evidence("meanwhile it is in", stall.phase, "", None, stall.where or ""))
+        rows.append(Evidence("meanwhile it is in", stall.phase, "", None, stall.where or stall.said_source))
+    if stall.said:
+        rows.append(Evidence("what shows it", stall.said[:160], "", None, stall.said_source))
     if stall.candidates and stall.candidates != stall.culprits:
         rows.append(Evidence("could be", name_ranks(stall.candidates), "", None, source))
     if stall.timeout_ms is not None:

@@ -112,7 +112,8 @@ def by_stacks(around: Context) -> Verdict | None:
     others = tuple(sorted(rank for rank in around.stack_of if rank not in waiting))
     if not waiting or not others or len(others) > len(waiting):
         return None
-    return Verdict("late", others, (), "medium", None, waiting)
+    sure = len(waiting) >= 2 and len(others) <= max(1, len(around.stack_of) // 4)
+    return Verdict("late", others, (), "medium" if sure else "low", None, waiting)
 
 
 def _refined(found: Verdict, known: Known) -> Verdict:
@@ -178,6 +179,8 @@ def _stall(found: Verdict, known: Known, origin: str) -> Stall:
         origin=origin,
         cause=cause,
         timeout_ms=hints.timeout_ms,
+        said=doing.said if doing is not None else "",
+        said_source=doing.source if doing is not None else "",
     )
     return replace(result, why=why(result), settle=settle_with(result, known.place))
 

@@ -34,7 +34,7 @@ class RankWords:
         rank = line.rank if line.rank is not None else _rank_in(text)
         if rank is None or not text or _BY_MACHINES.search(text) or _SEVERAL.search(text):
             return ()
-        event = Event("log.said", {}, rank, line.host, line.ts_ns, line.clock, text, f"line {line.number}")
+        event = Event("log.said", {}, rank, line.host, line.ts_ns, line.clock, text, f":{line.number}")
         self._last.setdefault(rank, deque(maxlen=KEPT)).append(event)
         return ()
 
