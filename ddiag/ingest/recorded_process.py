@@ -18,6 +18,8 @@ from ddiag.ingest.step_file import StepFile, Summaries, read_steps
 from ddiag.schema.names import decode as decode_names
 from ddiag.schema.phases import Kind
 
+_OUR_ROOM = "/ddiag/capture/"
+"""Stand-ins of the recorder's are nobody's own code."""
 _FATAL_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FATAL_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _CLOCK_STEPS = 64
@@ -133,7 +135,8 @@ def _fatal_frames(data: bytes) -> tuple[str, ...]:
     threads = _FATAL_THREAD.split(data.decode("utf-8", "replace"))[1:]
     stacks = dict(zip(threads[::2], threads[1::2], strict=True))
     chosen = stacks.get("Current thread", threads[-1] if threads else "")
-    return tuple(f"{match['file']}:{match['line']} in {match['name']}" for match in _FATAL_FRAME.finditer(chosen))
+    frames = [match for match in _FATAL_FRAME.finditer(chosen) if _OUR_ROOM not in match["file"]]
+    return tuple(f"{match['file']}:{match['line']} in {match['name']}" for match in frames)
 
 
 def _ring(sources: ProcessSources, suffix: str, trouble: list[str]) -> Ring | None:
