@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddiag.ingest import bundle, config_files, flight, inspector, memory_snapshot, node_report, nsys, ras, recorded_hang
+from ddiag.ingest import (
+    bundle,
+    config_files,
+    error_file,
+    flight,
+    inspector,
+    memory_snapshot,
+    node_report,
+    nsys,
+    ras,
+    recorded_hang,
+)
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import Several
@@ -30,6 +41,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("bundle", bundle.matches, bundle.read),
     Kind("doctor", node_report.matches, node_report.read),
     Kind("nsys", nsys.matches, nsys.read),
+    Kind(error_file.NAME, error_file.matches, error_file.read),
     Kind("config_json", config_files.matches_json, config_files.read_json),
     Kind("config_yaml", config_files.matches_yaml, config_files.read_yaml),
 )

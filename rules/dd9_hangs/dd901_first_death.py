@@ -40,7 +40,7 @@ RULE = Rule(
     explained_by=(
         "DD906", "DD907", "DD908", "DD909", "DD912", "DD913", "DD914", "DD915", "DD920", "DD921", "DD922", "DD924",
         "DD925", "DD926", "DD929", "DD930", "DD934", "DD937", "DD941", "DD943", "DD981", "DD1120", "DD632", "DD830",
-        "DD620", "DD626", "DD627", "DD628", "DD630",
+        "DD451", "DD620", "DD626", "DD627", "DD628", "DD630", "DD633",
     ),
 )  # fmt: skip
 _OTHERS = ("cuda_oom", "cuda_error", "host_oom", "preempted")

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import signal
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddiag.analysis.incident.dying import CAUSES, STRONG, Sign, signal_of, signs
+from ddiag.analysis.incident.when import Clock, When, compare, file_line, sort_key
 from ddiag.model.incident import Event
 from ddiag.model.placement import Placement, same_host
 from ddiag.model.signals_incident import Death, Deaths, Events
 
 TOGETHER_NS = 2_000_000_000
 """Deaths this near to the first are not its consequence: launchers print whole seconds, and peers need longer."""
-_PLACE = re.compile(r"^(?P<file>.*):(?P<line>\d+)$")
 _OUTSIDE = ("preemption", "time_limit", "user", "other")
 _EVICTED = ("Evicted", "Preempted", "Preempting", "DeadlineExceeded")
 _ABORTED = ("c10d.watchdog_timeout", "c10d.heartbeat")
-
-
-@dataclass(frozen=True)
-class _When:
-    """A place in time: the printed time, or that of the nearest line before it in its file; and the line."""
-
-    ts_ns: int | None
-    file: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +27,7 @@ class _Process:
     signs: tuple[Sign, ...]
     rank: int | None
     host: str | None
-    when: _When
+    when: When
     victim: bool
     named: bool
 
@@ -52,7 +41,7 @@ def deaths(events: Events | None, placement: Placement | None) -> Deaths | None:
     """None when nothing says that a process died or was told to stop."""
     if events is None:
         return None
-    clock = _Clock(events)
+    clock = Clock(events)
     told = _told_to_stop(events, clock)
     processes = _processes(events, placement, clock)
     own = [one for one in processes if not one.victim]
@@ -68,33 +57,7 @@ def deaths(events: Events | None, placement: Placement | None) -> Deaths | None:
     return Deaths(tuple(map(_death, chosen)), tuple(map(_death, cascade)), ordered)
 
 
-class _Clock:
-    """When events happened, also those that print no time: their file's neighbours do."""
-
-    def __init__(self, events: Events) -> None:
-        dated: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for event in events.all:
-            file, line = _file_line(event)
-            if event.ts_ns is not None and event.get("block") is None:
-                dated[file].append((line, event.ts_ns))
-        self._dated = {file: sorted(found) for file, found in dated.items()}
-
-    def when(self, event: Event) -> _When:
-        file, line = _file_line(event)
-        ts_ns = event.ts_ns
-        known = self._dated.get(file, [])
-        if ts_ns is None and known:
-            place = bisect_right(known, (line, 1 << 62))
-            ts_ns = known[place - 1][1] if place else known[0][1]
-        return _When(ts_ns, file, line)
-
-
-def _file_line(event: Event) -> tuple[str, int]:
-    found = _PLACE.match(event.source)
-    return (found["file"], int(found["line"])) if found else (event.source, 0)
-
-
-def _told_to_stop(events: Events, clock: _Clock) -> tuple[Event, _When] | None:
+def _told_to_stop(events: Events, clock: Clock) -> tuple[Event, When] | None:
     """The first word of a scheduler, or of agents that somebody ended."""
     found = [
         event
@@ -105,13 +68,13 @@ def _told_to_stop(events: Events, clock: _Clock) -> tuple[Event, _When] | None:
     ]
     if not found:
         return None
-    event = min(found, key=lambda one: _sort_key(clock.when(one)))
+    event = min(found, key=lambda one: sort_key(clock.when(one)))
     return event, clock.when(event)
 
 
-def _earlier(process: _Process, told: tuple[Event, _When]) -> bool:
+def _earlier(process: _Process, told: tuple[Event, When]) -> bool:
     """Whether the process died by itself before the job was told to stop; strong causes win where times do not tell."""
-    order = _compare(process.when, told[1])
+    order = compare(process.when, told[1])
     if order is None:
         return process.best.cause in STRONG and process.best.cause != "signal"
     return order < 0
@@ -124,13 +87,13 @@ def _words(event: Event) -> str:
     return f"the scheduler ended the job ({reason})" if reason else "the job's time limit was reached"
 
 
-def _processes(events: Events, placement: Placement | None, clock: _Clock) -> list[_Process]:
+def _processes(events: Events, placement: Placement | None, clock: Clock) -> list[_Process]:
     """Signs of one process together, victims told from the others."""
     killed = {event.integer("pid") for event in events.of("launcher.killing")} - {None}
     survived = _survivors(events)
     found = [sign for sign in signs(events) if not _lived_on(sign, survived)]
     found = _with_ranks(found, placement, events)
-    found = _with_owner(found)
+    found = _with_owner(_with_killed(found))
     groups: dict[tuple[object, ...], list[Sign]] = defaultdict(list)
     for place, sign in enumerate(found):
         groups[_key(sign, place)].append(sign)
@@ -142,7 +105,7 @@ def _survivors(events: Events) -> Mapping[tuple[str, int | None], int]:
     """(file, rank) -> the last line that shows it at work."""
     found: dict[tuple[str, int | None], int] = {}
     for event in events.of("log.progress"):
-        file, line = _file_line(event)
+        file, line = file_line(event)
         found[file, event.rank] = max(line, found.get((file, event.rank), 0))
     return found
 
@@ -151,7 +114,7 @@ def _lived_on(sign: Sign, survivors: Mapping[tuple[str, int | None], int]) -> bo
     """An exception after which the same rank went on was handled."""
     if sign.event.kind not in ("python.exception", "cuda.oom"):
         return False
-    file, line = _file_line(sign.event)
+    file, line = file_line(sign.event)
     return line < survivors.get((file, sign.event.rank), 0)
 
 
@@ -167,7 +130,7 @@ def _key(sign: Sign, place: int) -> tuple[object, ...]:
     return ("sign", place)
 
 
-def _process(group: Sequence[Sign], killed: set[int | None], clock: _Clock, *, aborted: bool) -> _Process:
+def _process(group: Sequence[Sign], killed: set[int | None], clock: Clock, *, aborted: bool) -> _Process:
     ended = [sign for sign in group if not sign.victim and not (sign.cause == "signal" and sign.pid in killed)]
     told = [sign for sign in ended if sign.cause in STRONG]
     forced = all(sign.pid in killed for sign in group if sign.pid is not None) and any(s.pid in killed for s in group)
@@ -176,7 +139,7 @@ def _process(group: Sequence[Sign], killed: set[int | None], clock: _Clock, *, a
     victim = not ended or (lost and not explained) or (forced and not explained)
     only_abort = aborted and bool(told) and not explained and all(sign.cause == "signal" for sign in told)
     relevant = [sign for sign in group if sign.victim == (victim or only_abort)] or list(group)
-    when = min((clock.when(sign.event) for sign in relevant), key=_sort_key)
+    when = min((clock.when(sign.event) for sign in relevant), key=sort_key)
     rank = next((sign.rank for sign in group if sign.rank is not None), None)
     host = next((sign.host for sign in group if sign.host), None)
     return _Process(tuple(group), rank, host, when, victim or only_abort, any(sign.named for sign in group))
@@ -206,6 +169,17 @@ def _with_ranks(found: Sequence[Sign], placement: Placement | None, events: Even
     return named
 
 
+def _with_killed(found: Sequence[Sign]) -> list[Sign]:
+    """A kill for want of memory that names no rank is that of the only worker of the host that was killed."""
+    killed = [s for s in found if signal_of(s.event) == signal.SIGKILL and s.rank is not None]
+    placed = []
+    for sign in found:
+        ranks = {one.rank for one in killed if same_host(one.host, sign.host)}
+        alone = sign.cause == "host_oom" and sign.rank is None and len(ranks) == 1
+        placed.append(replace(sign, rank=ranks.pop()) if alone else sign)
+    return placed
+
+
 def _with_owner(found: Sequence[Sign]) -> list[Sign]:
     """An exception that does not say whose it is belongs to the only worker that failed without one."""
     explained = {sign.rank for sign in found if sign.event.kind == "python.exception" and sign.rank is not None}
@@ -222,9 +196,9 @@ def _with_owner(found: Sequence[Sign]) -> list[Sign]:
 
 def _first(own: Sequence[_Process]) -> tuple[list[_Process], list[_Process], bool]:
     """The root deaths, those after them, and whether times or a launcher tell which came first."""
-    chosen = sorted(own, key=lambda one: _sort_key(one.when))
+    chosen = sorted(own, key=lambda one: sort_key(one.when))
     earliest = chosen[0]
-    orders = [_compare(earliest.when, one.when) for one in chosen[1:]]
+    orders = [compare(earliest.when, one.when) for one in chosen[1:]]
     if any(order is None for order in orders):
         named = [one for one in chosen if one.named]
         strong = [one for one in chosen if one.best.cause in STRONG]
@@ -238,6 +212,8 @@ def _near(earliest: _Process, one: _Process) -> bool:
     """Independent: as early, or the same error on another rank; a bare exit code follows what has a reason."""
     if one.best.cause not in STRONG and earliest.best.cause in STRONG:
         return False
+    if _is_kill(one) and _is_kill(earliest):
+        return False
     if one.best.cause == earliest.best.cause and one.best.what == earliest.best.what:
         return one.best.cause in STRONG
     known = one.when.ts_ns is not None and earliest.when.ts_ns is not None
@@ -246,18 +222,9 @@ def _near(earliest: _Process, one: _Process) -> bool:
     return False
 
 
-def _compare(one: _When, other: _When) -> int | None:
-    """-1, 0 or 1; None when nothing connects them. Lines of one moment in one file have their order."""
-    dated = one.ts_ns is not None and other.ts_ns is not None
-    if dated and one.ts_ns != other.ts_ns:
-        return ((one.ts_ns or 0) > (other.ts_ns or 0)) - ((one.ts_ns or 0) < (other.ts_ns or 0))
-    if one.file == other.file:
-        return (one.line > other.line) - (one.line < other.line)
-    return 0 if dated else None
-
-
-def _sort_key(when: _When) -> tuple[bool, int, str, int]:
-    return (when.ts_ns is None, when.ts_ns or 0, when.file, when.line)
+def _is_kill(process: _Process) -> bool:
+    """Ended by SIGKILL, and nothing says why: the second may be the launcher's or the scheduler's."""
+    return process.best.cause == "signal" and signal_of(process.best.event) == signal.SIGKILL
 
 
 def _death(process: _Process) -> Death:

@@ -33,6 +33,7 @@ _OOM = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory")
 _ECC = re.compile(
     r"uncorrectable (?:ECC|NVLink)|ECC error|GPU is lost|fallen off the bus|Unable to determine the device"
 )
+_WORKER_KILLED = re.compile(r"DataLoader worker .*killed by signal: Killed|worker .*terminated with signal SIGKILL")
 _CUDA = re.compile(
     r"CUDA error|CUDA driver error|Triton Error \[|cudaError\w+|device-side assert|illegal memory access|HIP error|"
     r"CUBLAS_STATUS|CUDNN_STATUS"
@@ -87,6 +88,8 @@ def cause_of(text: str) -> str:
         return "cuda_oom"
     if _ECC.search(text):
         return "gpu_fault"
+    if _WORKER_KILLED.search(text):
+        return "host_oom"
     if _NCCL.search(text):
         return "nccl_error"
     return "cuda_error" if _CUDA.search(text) else "exception"
@@ -131,7 +134,8 @@ def _exception(event: Event) -> Iterator[Sign]:
     text = f"{kind}: {message}"
     lost = short in _LOST or _is_victim(text)
     shown = f"{kind}: {message.splitlines()[0] if message else ''}".rstrip(": ")
-    yield Sign(cause_of(text), shown[:240], event, event.rank, event.host, where=user_frame(event), victim=lost)
+    local = event.integer("local_rank")
+    yield Sign(cause_of(text), shown[:240], event, event.rank, event.host, None, local, user_frame(event), victim=lost)
 
 
 def _is_victim(text: str) -> bool:

@@ -61,7 +61,8 @@ class Traceback:
         last = lines[min(count, len(lines) - 1)]
         self._until[line.writer] = last.number
         self._said.add((line.writer, event.word("type"), event.word("message")[:60]))
-        yield Event(event.kind, event.fields, text=event.text, source="", rank=line.rank, host=line.host)
+        fields = {**event.fields, "local_rank": line.local_rank}
+        yield Event(event.kind, fields, text=event.text, rank=line.rank, host=line.host)
 
 
 def exception_in(lines: Sequence[str]) -> Event | None:
@@ -138,4 +139,5 @@ def _event(kind: str, message: str, frames: list[str], caused_by: str | None, li
     text = f"{kind}: {message.splitlines()[0] if message else ''}".rstrip(": ")
     if line is None:
         return Event("python.exception", fields, text=text)
+    fields["local_rank"] = line.local_rank
     return Event("python.exception", fields, line.rank, line.host, text=text)
