@@ -130,3 +130,16 @@ def test_cuda_errors_that_only_hardware_causes(text: str, what: str) -> None:
 
 def test_cuda_errors_of_programs_are_none() -> None:
     assert events("RuntimeError: CUDA error: an illegal memory access was encountered", GpuTexts) == []
+
+
+def test_a_process_that_waits_for_a_file_server() -> None:
+    rows = "    PID STAT WCHAN                    CMD\n   4711 Dl   rpc_wait_bit_killable    python train.py\n"
+    local = (
+        "   4712 D    io_schedule              python train.py\n   4713 Sl   futex_wait_queue         python train.py\n"
+    )
+    assert [event.integer("pid") for event in events(rows + local, HostTools)] == [4711]
+
+
+def test_variables_of_a_pod() -> None:
+    text = '  env:\n    - name: NCCL_ALGO\n      value: "Ring"\n    - name: OTHER\n      value: x\n'
+    assert settings(text, Environment) == {"env:NCCL_ALGO": "Ring"}
