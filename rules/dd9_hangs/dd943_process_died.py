@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddiag.model.signals import JobFacts
@@ -68,11 +68,25 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     unseen = sorted({*(row["rank"] for row in rows if row["end_ns"] is None and not row["closed"]), *exits.missing})
     first = _first(failed, limits, all_seen=not unseen)
     if len(first) == 1:
-        yield _culprit(first[0], rows, exits, unseen)
+        found = _culprit(first[0], rows, exits, unseen)
+        yield _called_something_else(found, signals.get(Stall))
     elif first:
         yield _together(first, rows, exits)
     elif not _stalled(signals.get(Stall)):
         yield _unseen(rows, exits, unseen)
+
+
+def _called_something_else(found: Finding, stall: Stall | None) -> Finding:
+    """Gloo aborts a process whose call does not fit those of its peers: then the calls are what to look at."""
+    if stall is None or not stall.mismatch or not set(found.culprits.ranks) & set(stall.culprits):
+        return found
+    differs = Evidence("calls differ", stall.mismatch, "", None, f"call #{stall.seq} of {stall.group}")
+    return replace(
+        found,
+        title=f"{found.title}, in a call that the other ranks make differently"[:220],
+        evidence=(differs, *found.evidence),
+        fix=(f"make the ranks issue the same call with the same sizes: {stall.mismatch}", *found.fix),
+    )
 
 
 def _stalled(stall: Stall | None) -> bool:

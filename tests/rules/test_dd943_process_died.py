@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 from ddiag.model.signals_incident import Stall
@@ -57,6 +58,16 @@ def test_ends_in_which_nobody_is_first_are_the_echo_of_a_stall_with_a_culprit() 
     ends = {1: {**TERM, "end_s": 10.2}, **everybody(late, but=1, end_s=10.0)}
     stall = Stall("late", (1,), (0, 2), "high", "default_pg", 23, "all_reduce", "rank 1 did not come")
     assert not findings("DD943", exits={"exit_code": 1, "ends": ends}, stall=stall)
+
+
+def test_an_abort_in_a_call_that_the_others_make_differently_shows_the_calls() -> None:
+    ends = {1: {"signal": 6, "end_s": 10.0}, **everybody(LOST, but=1, end_s=10.3)}
+    plain = Stall("mismatch", (1,), (0, 2), "high", "default_pg", 23, "all_reduce", "they do not call the same")
+    stall = replace(plain, mismatch="all_reduce of 1,000 elements on 7 ranks, of 500 on rank 1")
+    found = the_finding("DD943", exits={"exit_code": 1, "ends": ends}, stall=stall)
+    assert found.culprits.ranks == (1,)
+    assert "of 500 on rank 1" in found.fix[0]
+    assert found.evidence[0].value == stall.mismatch
 
 
 def test_a_rank_that_somebody_ended_is_named_when_the_others_failed_after_it() -> None:
