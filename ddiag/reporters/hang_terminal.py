@@ -54,6 +54,8 @@ class HangReporter(TerminalReporter):
         sentence.append(clean(diagnosis.verdict.headline) if crashed else view.headline, "bold")
         lines: list[RenderableType] = [sentence, Text(clean(job_line(signals)), "dim")]
         if crashed:
+            where = diagnosis.findings[0].culprits.where if diagnosis.findings else None
+            lines += [Text(f"{self.glyphs.culprit} at {clean(where)}")] if where else []
             lines.append(Text(view.headline))
         lines += [Text(f"{self.glyphs.culprit} {state}") for state in view.states]
         if view.stall.settle:

@@ -54,7 +54,9 @@ def say(signature: Signature, *, with_type: bool = False) -> str:
 def _who(ranks: Sequence[int]) -> str:
     if len(ranks) > 3:
         return f"{len(ranks):,} ranks"
-    return ("rank " if len(ranks) == 1 else "ranks ") + " and ".join(str(rank) for rank in ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def _sides(signatures: Mapping[int, Signature]) -> dict[Signature, list[int]]:
