@@ -153,7 +153,7 @@ def _skipped(metrics: Metrics) -> tuple[float, float]:
     if not numbers:
         return 0.0, 0.0
     interval = numbers[-1] - numbers[-2] if len(numbers) > 1 else numbers[-1]
-    return float(lines["value"].sum()), float(max(numbers[-1] - numbers[0] + interval, 1))
+    return float(lines["value"].sum()), float(max(lines.height * interval, 1))
 
 
 def _longest_nan(metrics: Metrics) -> int:

@@ -84,8 +84,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         )
     elif below and not events.has("cuda.oom"):
         yield Finding(
-            title=f"the driver has no memory left for {below[0].word('error')}, and PyTorch's allocator did not "
-            f"complain",
+            title=f"memory ran out below PyTorch's allocator ({below[0].word('error')}), which itself did not complain",
             severity=Severity.CRITICAL,
             confidence=Confidence.MEDIUM,
             culprits=Culprits(ranks=ranks_of(below)),

@@ -36,7 +36,7 @@ RULE = Rule(
     applies=lambda signals: (
         (deaths := signals.get(Deaths)) is not None and any(death.cause == "cuda_error" for death in deaths.first)
     ),
-    explained_by=("DD907", "DD915", "DD934"),
+    explained_by=("DD907", "DD915", "DD934", "DD627", "DD630"),
     references=("https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/index.html",),
 )
 _PROGRAM = (13, 31, 43, 45)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 
@@ -15,6 +16,7 @@ _MOST_LINES = 600
 _JSON = re.compile(r"json = (\{.*)$")
 _PART = re.compile(r"^\s*\"(zero_optimization|fsdp_config)\"\s*:\s*(\{.*)$")
 _YAML = re.compile(r"^\s*(fsdp_config|deepspeed_config):\s*$")
+_AS_DICT = re.compile(r"\b(fsdp_config|deepspeed_config)['\"]?\s*[:=]\s*(\{.*\})")
 _YAML_TOP = re.compile(r"^(?:compute_environment|distributed_type):\s")
 _ARGUMENTS = re.compile(r"\b(?:Seq2Seq)?TrainingArguments\($|\b(?:\w+Config|TrainingArguments)\(\s*$")
 _ARGUMENT = re.compile(r"^\s*(\w+)=(.*?),?\s*$")
@@ -38,6 +40,8 @@ class PrintedSettings:
             yield from self._json(line, found[1], "")
         elif found := _PART.search(line.text):
             yield from self._json(line, found[2], found[1])
+        elif found := _AS_DICT.search(line.text):
+            yield from _dictionary(found[1], found[2])
         elif _YAML_TOP.search(line.text) or _YAML.search(line.text):
             yield from self._yaml(line)
         elif _ARGUMENTS.search(line.text):
@@ -77,6 +81,17 @@ class PrintedSettings:
             self._read_to = later.number
             if not secret_name(found[1]):
                 yield Setting("trainer", found[1], found[2].strip("'\""))
+
+
+def _dictionary(key: str, text: str) -> Iterator[Setting]:
+    """A Python dictionary printed in one line, as ``accelerate env`` does."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return
+    if isinstance(found, dict) and found:
+        whole = _settings({key: found, "distributed_type": ""})
+        yield from (one for one in whole if one.key != "distributed_type")
 
 
 def _depth(text: str) -> int:
