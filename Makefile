@@ -88,7 +88,7 @@ bench: .venv/stamp .venv-hta/stamp
 	$(BIN)/python -m tools.bench_ingest
 	$(BIN)/python -m tools.bench_hang
 	$(BIN)/python -m ddiag.capture.native build --if-missing
-	$(BIN)/python -m tools.bench_recorder
+	$(BIN)/python -m tools.bench_recorder --instructions
 
 docs: .venv/stamp
 	$(BIN)/python -m tools.gen_rule_docs

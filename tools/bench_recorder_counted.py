@@ -77,7 +77,7 @@ def calls(counter: Counter, mode: str, out: Path) -> None:
 
             def issue(works: list[dist.Work] = works) -> None:
                 works += [dist.all_reduce(tensor, async_op=True) for _ in range(CALLS)]
-                time.sleep(2)
+                time.sleep(4)
 
             counter.count(f"collectives {name}", issue)
             counter.count(f"waits {name}", lambda works=works: [work.wait() for work in works])  # type: ignore[misc]

@@ -15,10 +15,12 @@ from ddiag.capture.identity import start_ticks
 from ddiag.capture.native.build import MODULE, cached
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
-from ddiag.capture.ring import CAPACITY, RingWriter
+from ddiag.capture.ring import RingWriter
 from ddiag.schema.phases import FORMAT_VERSION
 from ddiag.schema.ring import RingHeader
 
+CAPACITY = 16_384
+"""2 MiB: this ring holds communication alone, and together with the other the process must not grow by 10 MB."""
 library: Any = None
 """The loaded library while this tier runs; it can be stopped, not unloaded."""
 _loaded: Any = None
