@@ -54,7 +54,8 @@ def _from_dumps(found: Verdict, place: Positions) -> Hints:
     if found.mismatch is not None:
         usual = found.mismatch.usual
         row = {**row, "op": usual[0], "numel_in": usual[1]}
-    frames = {rank: frame for rank, frame in place.front_rows.select("rank", "frame").iter_rows() if frame}
+    frames = dict(place.last_frame)
+    frames |= {rank: frame for rank, frame in place.front_rows.select("rank", "frame").iter_rows() if frame}
     first = kind == "coll" and seq <= 1
     return Hints(
         op=row["op"] or "",

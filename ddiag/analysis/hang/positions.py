@@ -44,6 +44,8 @@ class Positions:
     """All entries that have not completed, in the order in which each rank issued them."""
     wrapped: frozenset[int]
     """Ranks whose ring has lost entries."""
+    last_frame: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that wait nowhere -> line of code of the last call they issued."""
     sends: Mapping[Pair, int] = field(default_factory=dict)
     """(group, source, target) -> sends that the source issued and that are not known to be consumed."""
     recvs: Mapping[Pair, int] = field(default_factory=dict)
@@ -77,9 +79,15 @@ def positions(flight: pl.DataFrame, status: pl.DataFrame) -> Positions:
         front_rows=first,
         pending=pending,
         wrapped=frozenset(status.filter(pl.col("oldest_kept").is_not_null())["rank"].unique().drop_nulls()),
+        last_frame=_last_frames(flight, first["rank"]),
         sends=sends,
         recvs=recvs,
     )
+
+
+def _last_frames(flight: pl.DataFrame, waiting: pl.Series) -> dict[int, str]:
+    others = flight.filter(~pl.col("rank").is_in(waiting.to_list()) & pl.col("frame").is_not_null())
+    return dict(others.group_by("rank").agg(pl.col("frame").last()).iter_rows())
 
 
 def node_of(row: Mapping[str, object]) -> Node:

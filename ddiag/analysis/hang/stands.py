@@ -67,7 +67,8 @@ def _stand(
         state_of=states,
         numel_of=sizes,
         op_of={rank: str(rows[rank]["op"] or "") for rank in there},
-        frame_of={rank: str(rows[rank]["frame"]) for rank in there if rows[rank]["frame"]},
+        frame_of={rank: place.last_frame[rank] for rank in members if rank in place.last_frame}
+        | {rank: str(rows[rank]["frame"]) for rank in there if rows[rank]["frame"]},
         since_ns=since,
     )
 
