@@ -38,6 +38,7 @@ RULE = Rule(
         (deaths := signals.get(Deaths)) is not None and any(map(_ours, deaths.first)) and not deaths.preempted
     ),
 )
+_PROOF = ("kernel.oom_killer", "slurm.oom_kill", "k8s.pod_ended")
 _LOADING = ("checkpoint_load",)
 
 
@@ -68,7 +69,7 @@ def _told_apart(first: Sequence[Death]) -> list[list[Death]]:
 
 
 def _finding(first: Sequence[Death], deaths: Deaths, events: Events, facts: JobFacts | None) -> Finding:
-    shown = [event for death in first for event in death.events if event.kind.startswith(("kernel.", "slurm.", "k8s."))]
+    shown = [event for death in first for event in death.events if event.kind in _PROOF]
     proven = any(death.cause == "host_oom" for death in first)
     loading = [e for e in events.of("log.phase", "trainer.slow_load") if _loads(e)]
     guilty = culprits(first)
@@ -106,6 +107,8 @@ def _loads(event: Event) -> bool:
 def _why_in_words(death: Death, shown: Sequence[Event], loading: Sequence[Event]) -> str:
     if shown:
         return "by the out-of-memory killer" if shown[0].kind.startswith("kernel") else "for exceeding its memory limit"
+    if death.events and death.events[0].kind == "python.exception":
+        return f"or lost a loader worker that way: {death.what}"
     if death.cause == "host_oom":
         return "while the host's memory was nearly full"
     return "while loading a checkpoint" if loading else "and left no word: out of host memory, most likely"

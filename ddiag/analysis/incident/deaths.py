@@ -44,7 +44,7 @@ def deaths(events: Events | None, placement: Placement | None) -> Deaths | None:
     clock = Clock(events)
     told = _told_to_stop(events, clock)
     processes = _processes(events, placement, clock)
-    own = [one for one in processes if not one.victim]
+    own = _telling([one for one in processes if not one.victim])
     others = [one for one in processes if one.victim]
     if told is not None and not any(_earlier(one, told) for one in own):
         event, _ = told
@@ -55,6 +55,12 @@ def deaths(events: Events | None, placement: Placement | None) -> Deaths | None:
     chosen, later, ordered = _first(own)
     cascade = [*later, *others]
     return Deaths(tuple(map(_death, chosen)), tuple(map(_death, cascade)), ordered)
+
+
+def _telling(own: list[_Process]) -> list[_Process]:
+    """Without those that only their peers speak of, where another death has a reason."""
+    known = [one for one in own if one.best.cause != "unknown"]
+    return known if any(one.best.cause in STRONG for one in known) else own
 
 
 def _told_to_stop(events: Events, clock: Clock) -> tuple[Event, When] | None:
@@ -171,7 +177,8 @@ def _with_ranks(found: Sequence[Sign], placement: Placement | None, events: Even
 
 def _with_killed(found: Sequence[Sign]) -> list[Sign]:
     """A kill for want of memory that names no rank is that of the only worker of the host that was killed."""
-    killed = [s for s in found if signal_of(s.event) == signal.SIGKILL and s.rank is not None]
+    named = [s for s in found if s.rank is not None]
+    killed = [s for s in named if s.cause == "host_oom" or signal_of(s.event) == signal.SIGKILL]
     placed = []
     for sign in found:
         ranks = {one.rank for one in killed if same_host(one.host, sign.host)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddiag.model.incident import Event
@@ -73,6 +73,7 @@ def signs(events: Events) -> Iterator[Sign]:
             yield _fatal(event, watched)
         elif event.kind in _READERS:
             yield from _READERS[event.kind](event)
+    yield from _closed_by(events.of("gloo.peer_closed"))
 
 
 def _starved(sign: Sign) -> Sign:
@@ -168,6 +169,20 @@ def _pod(event: Event) -> Iterator[Sign]:
         yield Sign("host_oom", "OOMKilled by the kubelet", event, event.rank, event.host)
 
 
+def _closed_by(closed: Sequence[Event]) -> Iterator[Sign]:
+    """The one address that all of gloo's closed connections led to. Later ones lead to victims, so two are none."""
+    peers = {event.word("peer") for event in closed} - {""}
+    ranks = {event.rank for event in closed}
+    if len(peers) == 1 and len(ranks) > 1:
+        (peer,) = peers
+        yield Sign("unknown", f"{len(ranks)} ranks lost the connection to it", closed[0], None, peer)
+
+
+def _node(event: Event) -> Iterator[Sign]:
+    if event.word("node"):
+        yield Sign("unknown", "the node failed, says Slurm", event, None, event.word("node"))
+
+
 def _lost_by_peers(event: Event) -> Iterator[Sign]:
     """NCCL's neighbours name the local rank that went away."""
     local = event.integer("local_rank")
@@ -203,6 +218,7 @@ _READERS: Mapping[str, Callable[[Event], Iterator[Sign]]] = {
     "slurm.oom_kill": _host_oom,
     "k8s.pod_ended": _pod,
     "slurm.task_exit": _task,
+    "slurm.node_fail": _node,
     "process.gone": _gone,
     "nccl.peer_lost": _lost_by_peers,
 }

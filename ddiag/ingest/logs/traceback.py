@@ -14,6 +14,8 @@ _RAISED = re.compile(
     r"^\s*(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning|Cancelled|Iteration|OutOfMemory\w*)"
     r"|(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)\w*)(?:: ?(?P<message>.*))?$"
 )
+_NAMED = re.compile(r"\brank\W{0,3}(\d{1,6})\b.{0,20}Traceback \(", re.IGNORECASE)
+"""A script that says whose traceback it prints."""
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 _LINES = 400
 _MORE_OF_MESSAGE = 6
@@ -62,7 +64,9 @@ class Traceback:
         self._until[line.writer] = last.number
         self._said.add((line.writer, event.word("type"), event.word("message")[:60]))
         fields = {**event.fields, "local_rank": line.local_rank}
-        yield Event(event.kind, fields, text=event.text, rank=line.rank, host=line.host)
+        named = _NAMED.search(line.text) if line.rank is None else None
+        rank = int(named[1]) if named else line.rank
+        yield Event(event.kind, fields, text=event.text, rank=rank, host=line.host)
 
 
 def exception_in(lines: Sequence[str]) -> Event | None:
