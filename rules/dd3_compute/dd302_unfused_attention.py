@@ -13,6 +13,8 @@ Softmax between two batched matrix products, or the math back end of `scaled_dot
 
 ## Mitigation
 Call `scaled_dot_product_attention` in bf16 or fp16 with `is_causal=True` instead of a dense mask.
+Fewer key/value heads shrink attention as well, which is a choice of the model: MQA has one (`num_key_value_heads=1`),
+GQA one for each group of query heads.
 """
 
 from __future__ import annotations

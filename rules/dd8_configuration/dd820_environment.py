@@ -12,6 +12,7 @@ Names and values in the environment against what NCCL and PyTorch read, by versi
 
 ## Mitigation
 The right name or option, as the finding says. `a=0 && command` does not export: put it before the command or export it.
+For Nsight Systems, `nvlink` is no value of `-t`: that needs `nsys profile -t cuda,nvtx --gpu-metrics-devices=all`.
 """
 
 from __future__ import annotations
