@@ -14,7 +14,7 @@ from typing import Any
 
 from ddiag.ingest.flight_json import json_objects
 from ddiag.ingest.flight_pickle import plain_objects
-from ddiag.ingest.trace import UnusableError
+from ddiag.ingest.trace import OtherFileError, UnusableError
 
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _NUMBER = re.compile(r"-?\d{1,18}")
@@ -63,11 +63,11 @@ def dump_of(data: bytes, damage: str = "") -> Dump:
     if isinstance(found, list):
         found = {"entries": found}
     if not isinstance(found, dict):
-        raise UnusableError(why or f"holds a {type(found).__name__}, not a Flight Recorder dump")
+        raise OtherFileError(why or f"holds a {type(found).__name__}, not a Flight Recorder dump")
     _refuse_others(found, why)
     entries, dropped = _entries(found.get("entries"))
     if dropped and not (entries or why):
-        raise UnusableError("a list without Flight Recorder entries")
+        raise OtherFileError("a list without Flight Recorder entries")
     if why and entries and not _is_whole(entries[-1], entries[0]):
         entries, dropped = entries[:-1], dropped + 1
     if not entries and not any(isinstance(found.get(key), dict) for key in _TOP_KEYS):
@@ -117,9 +117,9 @@ def _refuse_others(found: dict[Any, Any], why: str) -> None:
         return
     for key, what in _OTHERS:
         if key in found:
-            raise UnusableError(f"{what}, not a Flight Recorder dump")
+            raise OtherFileError(f"{what}, not a Flight Recorder dump")
     keys = ", ".join(sorted(str(key)[:40] for key in found)[:4])
-    raise UnusableError(why or f"no list of entries (keys: {keys or 'none'}): not a Flight Recorder dump")
+    raise OtherFileError(why or f"no list of entries (keys: {keys or 'none'}): not a Flight Recorder dump")
 
 
 def _entries(found: Any) -> tuple[list[Item], int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ddiag.ingest.trace import UnusableError
+from ddiag.ingest.trace import OtherFileError
 
 NOT_PLAIN = (
     "a pickle of Python objects ({what}), which could run code: a checkpoint or other saved objects, not a Flight "
@@ -39,14 +39,14 @@ class Plain:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise UnusableError(NOT_PLAIN.format(what=f"{module}.{name}"[:80]))
+        raise OtherFileError(NOT_PLAIN.format(what=f"{module}.{name}"[:80]))
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise UnusableError(NOT_PLAIN.format(what="persistent ids"))
+        raise OtherFileError(NOT_PLAIN.format(what="persistent ids"))
 
 
 def plain_objects(data: bytes) -> Plain:
-    """The plain value that *data* pickles. Raises UnusableError for one that is not plain or holds nothing."""
+    """The plain value that *data* pickles. Raises OtherFileError for one that is not plain."""
     copyreg.clear_extension_cache()  # extensions that are cached never pass find_class
     try:
         return Plain(_PlainUnpickler(_peekable(data)).load())
@@ -95,7 +95,7 @@ class _Replay:
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             self._stack.append(self._memo[argument])
         elif name not in ("PROTO", "FRAME"):
-            raise UnusableError(NOT_PLAIN.format(what=f"opcode {name}"))
+            raise OtherFileError(NOT_PLAIN.format(what=f"opcode {name}"))
 
     def _salvaged(self) -> Any:
         """The outermost container with what had been read for it, and the unfinished lists inside it."""

@@ -12,7 +12,7 @@ from ddiag.ingest.kinds import KINDS
 from ddiag.ingest.logs import reader as logs
 from ddiag.ingest.sniff import HEAD_BYTES, KINETO, TENSORFLOW, TEXT, XPLANE, could_have_later_events, sniff
 from ddiag.ingest.sources import STORAGE_ERRORS, PlainText, Source, open_text
-from ddiag.ingest.trace import Several, Trace, UnusableError
+from ddiag.ingest.trace import OtherFileError, Several, Trace, UnusableError
 
 Reader = Callable[[Source, PlainText], Trace]
 
@@ -43,7 +43,7 @@ def read_source(source: Source) -> Trace | Several | Clues | Refused:
         with open_text(source) as text:
             return _read(source, text)
     except UnusableError as error:
-        return Refused(source, str(error))
+        return Refused(source, str(error), is_trace=not isinstance(error, OtherFileError))
     except STORAGE_ERRORS as error:
         return Refused(source, why_unreadable(error))
     except MemoryError:

@@ -17,6 +17,10 @@ class UnusableError(Exception):
     """A file that is a trace but holds nothing to analyse; the text is one line for the user."""
 
 
+class OtherFileError(UnusableError):
+    """A file that is no evidence at all, such as a checkpoint: expected in a folder, an error when named."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """One trace. Its tables have no rank and no seq yet; times are ns on its own clock (the epoch if it has one)."""

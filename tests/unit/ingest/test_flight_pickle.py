@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddiag.ingest import load
 from ddiag.ingest.flight_dump import dump_of
 from ddiag.ingest.flight_pickle import plain_objects
 from ddiag.ingest.read import Refused, read_source
@@ -136,3 +137,12 @@ def test_other_pickles_are_refused_in_one_line_that_says_what_they_are(made: Any
     assert isinstance(refused, Refused)
     assert word in refused.why
     assert "\n" not in refused.why
+
+
+def test_a_checkpoint_beside_dumps_in_a_folder_is_skipped_and_said(tmp_path: Path) -> None:
+    write(tmp_path, dump([entry()]))
+    write(tmp_path, {"model": {}, "step": 3}, "checkpoint.pkl")
+    (tmp_path / "objects.pkl").write_bytes(pickle.dumps(_Calls(print, "x"), 2))
+    run = load([str(tmp_path)])
+    assert not run.coverage.unreadable
+    assert len([note for note in run.coverage.notes if "skipped" in note]) == 2
