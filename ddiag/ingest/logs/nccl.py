@@ -20,7 +20,7 @@ _TORCH = re.compile(
     r"NCCL error in: (?P<where>[^,]+), (?P<error>[^,(]+?)(?: \(run with[^)]*\))?, NCCL version (?P<version>[\d.]+)"
 )
 _RESULT = re.compile(r"\b(nccl[A-Z]\w+): ")
-_NOISE = re.compile(r"^[\w./]+:\d+ -> \d+|^group\.cc")
+_BY_PLUGIN = re.compile(r"NET/OFI .*[Ss]etting (NCCL_\w+)")
 
 
 class NcclLog:
@@ -39,6 +39,8 @@ class NcclLog:
     def __init__(self) -> None:
         self._pairs: set[tuple[object, ...]] = set()
         self._versions: set[tuple[object, ...]] = set()
+        self._by_plugin: set[str] = set()
+        """Variables that the network plugin says it sets itself: nobody's choice, though NCCL reports them as set."""
 
     def line(self, line: Line) -> Iterator[Seen]:
         message = said(line)
@@ -67,9 +69,13 @@ class NcclLog:
         yield message.event("nccl.version", {"version": match[1], "cuda": match[2]})
 
     def _message(self, message: Said) -> Iterator[Seen]:
+        plugin = _BY_PLUGIN.search(message.text)
+        if plugin is not None:
+            self._by_plugin.add(plugin[1])
         setting = _setting(message)
         if setting is not None:
-            yield setting
+            if setting.key not in self._by_plugin:
+                yield setting
             return
         if message.text.startswith("NCCL version"):
             yield from self._version(message)

@@ -120,7 +120,9 @@ def no_rdma(said: Said) -> Event | None:
         return said.event("nccl.no_rdma", {"reason": "no_library", "what": text})
     if re.search(r"NET/IB ?: No device found", text):
         return said.event("nccl.no_rdma", {"reason": "no_device", "what": text})
-    if re.search(r"NET/OFI .*(?:No eligible providers|failed|unable)|NET/Plugin: Failed", text, re.IGNORECASE):
+    if re.search(
+        r"NET/OFI .*(?:No eligible providers|failed|unable)|NET/Plugin: Failed(?!.*symbol)", text, re.IGNORECASE
+    ):
         return said.event("nccl.no_rdma", {"reason": "no_plugin", "what": text})
     return None
 

@@ -216,3 +216,16 @@ def test_the_error_torch_raises_carries_result_and_detail() -> None:
     assert (event.get("result"), event.get("version")) == ("ncclRemoteError", "2.21.5")
     assert event.word("detail").startswith("socketProgress")
     assert cause.kind == "nccl.peer_lost"
+
+
+def test_what_a_plugin_sets_itself_is_nobodys_setting() -> None:
+    text = (
+        'h:1:2 [0] NCCL INFO NET/OFI Setting NCCL_PROTO to "simple"\n'
+        "h:1:2 [0] NCCL INFO NCCL_PROTO set by environment to simple\n"
+        "h:1:2 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
+    )
+    assert settings(text, NcclLog) == {"env:NCCL_ALGO": "Ring"}
+
+
+def test_a_plugin_without_some_symbol_works() -> None:
+    assert events("h:1:2 [0] NCCL INFO NET/Plugin: Failed to find ncclCollNetPlugin_v6 symbol.", NcclLog) == []
