@@ -17,6 +17,7 @@ TOGETHER_NS = 2_000_000_000
 """Deaths this near to the first are not its consequence: launchers print whole seconds, and peers need longer."""
 _OUTSIDE = ("preemption", "time_limit", "user", "other")
 _EVICTED = ("Evicted", "Preempted", "Preempting", "DeadlineExceeded")
+_STOPPED = ("launcher.child_failed", "launcher.killing", "c10d.watchdog_timeout", "gloo.timeout", "gloo.peer_closed")
 _ABORTED = ("c10d.watchdog_timeout", "c10d.heartbeat")
 
 
@@ -96,8 +97,8 @@ def _words(event: Event) -> str:
 def _processes(events: Events, placement: Placement | None, clock: Clock) -> list[_Process]:
     """Signs of one process together, victims told from the others."""
     killed = {event.integer("pid") for event in events.of("launcher.killing")} - {None}
-    survived = _survivors(events)
-    found = [sign for sign in signs(events) if not _lived_on(sign, survived)]
+    survived, stopped = _survivors(events), events.has(*_STOPPED)
+    found = [sign for sign in signs(events) if not _lived_on(sign, survived, stopped=stopped)]
     found = _with_ranks(found, placement, events)
     found = _with_owner(_with_killed(found))
     groups: dict[tuple[object, ...], list[Sign]] = defaultdict(list)
@@ -110,18 +111,21 @@ def _processes(events: Events, placement: Placement | None, clock: Clock) -> lis
 def _survivors(events: Events) -> Mapping[tuple[str, int | None], int]:
     """(file, rank) -> the last line that shows it at work."""
     found: dict[tuple[str, int | None], int] = {}
-    for event in events.of("log.progress"):
+    ended = [e for e in events.of("log.phase") if e.word("phase") == "exit"]
+    for event in (*events.of("log.progress"), *ended):
         file, line = file_line(event)
         found[file, event.rank] = max(line, found.get((file, event.rank), 0))
     return found
 
 
-def _lived_on(sign: Sign, survivors: Mapping[tuple[str, int | None], int]) -> bool:
-    """An exception after which the same rank went on was handled."""
+def _lived_on(sign: Sign, survivors: Mapping[tuple[str, int | None], int], *, stopped: bool) -> bool:
+    """An exception after which the same rank went on was handled; so was one after which the job did, by its own
+    words, where nothing says that it stopped."""
     if sign.event.kind not in ("python.exception", "cuda.oom"):
         return False
     file, line = file_line(sign.event)
-    return line < survivors.get((file, sign.event.rank), 0)
+    last = survivors.get((file, sign.event.rank), 0)
+    return line < last or (not stopped and line < survivors.get((file, None), 0))
 
 
 def _key(sign: Sign, place: int) -> tuple[object, ...]:

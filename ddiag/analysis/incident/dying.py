@@ -130,7 +130,12 @@ def _child(event: Event, watched: set[int | None]) -> Iterator[Sign]:
 def _exception(event: Event) -> Iterator[Sign]:
     kind, message = event.word("type"), event.word("message")
     short = kind.rsplit(".", 1)[-1]
-    if event.get("of_launcher") is True or short in _NO_DEATH or short.endswith("Warning"):
+    if (
+        event.get("of_launcher") is True
+        or event.get("thread") is not None
+        or short in _NO_DEATH
+        or short.endswith("Warning")
+    ):
         return
     text = f"{kind}: {message}"
     lost = short in _LOST or _is_victim(text)

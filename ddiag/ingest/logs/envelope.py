@@ -17,6 +17,9 @@ ANSI = re.compile(
 PASTED = re.compile(rb"(?<![\w\]])\[(?:[0-9]|[349][0-7]|10[0-7]|[1-9];[0-9;]+)m|(?<=[\w.:/)\]])\[0m")
 """Colour codes whose escape character was lost in copying: ``[36m(Worker pid=1)[0m``."""
 
+_JSON_HEAD = '{"log":"'
+_JSON = re.compile(r'\{"log":"((?:[^"\\]|\\.)*)"(?:,"[^{}]*?)?,"time":"([^"]+)"')
+"""Docker's json-file driver."""
 _ROLE = re.compile(r"\[rank(?P<rank>\d+)\]: ?|\[[A-Za-z_][A-Za-z_-]*?(?P<local>\d+)\]:")
 """torch puts a blank behind its own label before a traceback; behind torchrun's a blank is the program's own."""
 _INSIDE = re.compile(r"\[rank(\d+)\]:(?=\s?\[[VIWEF])")
@@ -83,6 +86,8 @@ def opened(raw: str, labels: Labels) -> Envelope:
     """*raw* without its envelope."""
     known: dict[str, int | str | None] = {}
     stamp, at = NONE, 0
+    if raw.startswith(_JSON_HEAD) and (wrapped := _JSON.match(raw)):
+        raw, stamp = _unescaped(wrapped[1]), stamp_of(wrapped[2])
     for _ in range(MOST_LAYERS):
         at = _past_blanks(raw, at)
         end = _layer(raw, at, labels, known)
@@ -102,6 +107,11 @@ def opened(raw: str, labels: Labels) -> Envelope:
     if rank is None and isinstance(task, int) and task < MOST_RANKS and labels.tasks_are_ranks:
         rank = task
     return Envelope(raw[at:], rank, local_rank, known.get("host"), known.get("pid"), task, stamp)  # type: ignore[arg-type]
+
+
+def _unescaped(text: str) -> str:
+    plain = text.replace("\\n", "").replace("\\r", "").replace("\\t", "\t").replace('\\"', '"')
+    return re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), plain).replace("\\\\", "\\")
 
 
 def _past_blanks(raw: str, at: int) -> int:

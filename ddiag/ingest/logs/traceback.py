@@ -16,6 +16,7 @@ _RAISED = re.compile(
 )
 _NAMED = re.compile(r"\brank\W{0,3}(\d{1,6})\b.{0,20}Traceback \(", re.IGNORECASE)
 """A script that says whose traceback it prints."""
+_THREAD = re.compile(r"Exception in thread (\S+)")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 _LINES = 400
 _MORE_OF_MESSAGE = 6
@@ -57,13 +58,17 @@ class Traceback:
     def _chain(self, line: Line) -> Iterator[Seen]:
         lines = [line, *line.own(_LINES)]
         read = _read([one.text for one in lines])
+        before = next((earlier.text for earlier in line.preceding(1)), "")
         if read is None:
             return
         event, count = read
         last = lines[min(count, len(lines) - 1)]
         self._until[line.writer] = last.number
         self._said.add((line.writer, event.word("type"), event.word("message")[:60]))
-        fields = {**event.fields, "local_rank": line.local_rank}
+        if "Exception ignored in" in before:
+            return
+        thread = _THREAD.search(before)
+        fields = {**event.fields, "local_rank": line.local_rank, "thread": thread[1] if thread else None}
         named = _NAMED.search(line.text) if line.rank is None else None
         rank = int(named[1]) if named else line.rank
         yield Event(event.kind, fields, text=event.text, rank=rank, host=line.host)

@@ -31,7 +31,7 @@ C10D = {
     "launcher.restart": "workers are restarted: attempt, of",
     "launcher.rendezvous_failed": "rendezvous did not complete: error",
     "python.exception": "an uncaught exception: type, message, frames (list, innermost first), caused_by, "
-    "local_rank (as the launcher labels its line)",
+    "local_rank (as the launcher labels its line), thread (it ended that thread, not the process)",
     "python.fatal": "the interpreter died (faulthandler, segfault): reason",
     "log.kernel_warning": "accelerate warns of a kernel below 5.5: version",
     "log.clock_skew": "a tool says that the clocks of the nodes differ",

@@ -138,6 +138,30 @@ def test_an_exception_that_was_survived_is_no_death() -> None:
     assert deaths(Events((_raised(3, "mirror is down", None, "a.log:10"), went_on)), None) is None
 
 
+def test_a_job_that_says_it_is_complete_survived_what_it_printed_before() -> None:
+    complete = _event("log.phase", {"phase": "exit", "begin": False}, None, None, "a.log:50")
+    assert deaths(Events((_raised(3, "mirror is down", None, "a.log:10"), complete)), None) is None
+    stopped = _child(3, 1, 9.0)
+    assert _ranks(_found(_raised(3, "mirror is down", None, "a.log:10"), complete, stopped))[0] == [3]
+
+
+def test_the_one_peer_that_all_lost_is_a_host_that_died() -> None:
+    closed = [_event("gloo.peer_closed", {"peer": "10.0.0.6"}, rank, None, f"a.log:{rank + 1}") for rank in (0, 1, 3)]
+    (death,) = _found(*closed).first
+    assert (death.cause, death.host, death.rank) == ("unknown", "10.0.0.6", None)
+    circle = [
+        _event("gloo.peer_closed", {"peer": f"10.0.0.{rank}"}, rank, None, f"a.log:{rank + 1}") for rank in (0, 1)
+    ]
+    assert deaths(Events(tuple(circle)), None) is None
+    with_reason = _found(*closed, _raised(2, "boom", None, "a.log:90"))
+    assert _ranks(with_reason)[0] == [2]
+
+
+def test_a_kill_without_a_name_belongs_to_the_only_worker_that_was_killed() -> None:
+    found = _found(_event("slurm.oom_kill", {"job": "1"}), _child(6, -9, 5.0, host="n3"))
+    assert [(death.cause, death.rank) for death in found.first] == [("host_oom", 6)]
+
+
 def test_local_ranks_become_ranks_on_one_node_and_through_the_launchers_pairs() -> None:
     assert _ranks(_found(_child(None, -11, 1.0, local_rank=2)))[0] == [2]
     lost = _event("nccl.peer_lost", {"local_rank": 3, "what": "Connection closed by localRank 3"})

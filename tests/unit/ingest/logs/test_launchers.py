@@ -213,3 +213,15 @@ Thread 4800 (idle): "Thread-1"
 def test_the_last_sign_of_life(text: str, step: int, total: int | None, what: str) -> None:
     event = events_in(text, "log.progress")[-1]
     assert (event.get("step"), event.get("total"), event.get("what")) == (step, total, what)
+
+
+def test_what_is_ignored_or_ends_a_thread_only_is_said_so() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "/w/x.py", line 2, in x\nOSError: closed\n'
+    assert not events_in("Exception ignored in: <function x>\n" + traceback, "python.exception")
+    assert event_in("Exception in thread Thread-3:\n" + traceback, "python.exception").get("thread") == "Thread-3:"
+    assert event_in(traceback, "python.exception").get("thread") is None
+
+
+def test_a_script_that_names_its_rank_before_the_traceback() -> None:
+    text = 'Rank 6: Traceback (most recent call last):\n  File "/w/x.py", line 2, in x\nOSError: full'
+    assert event_in(text, "python.exception").rank == 6

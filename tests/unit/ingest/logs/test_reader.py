@@ -158,6 +158,12 @@ def test_a_record_says_where_it_was_read_and_who_wrote_it() -> None:
     assert (event.source, event.rank, event.host) == ("train.log:3", 5, "node-7")
 
 
+def test_dockers_json_lines_are_unpacked() -> None:
+    line = '{"log":"[rank1]: Watchdog \\"x\\"\\n","stream":"stderr","time":"2025-06-01T04:00:03.1Z"}'
+    (event,) = _events(line)
+    assert (event.rank, event.get("text"), event.clock) == (1, 'Watchdog "x"', EPOCH)
+
+
 def test_a_progress_bar_ends_a_line_but_does_not_count_as_one() -> None:
     events = _events("one\r\nbar 1%\rbar 2%\r[rank1]: Watchdog\nx\nWatchdog")
     assert [(event.source, event.rank) for event in events] == [("train.log:2", 1), ("train.log:4", None)]
