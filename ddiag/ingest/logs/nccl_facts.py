@@ -23,7 +23,7 @@ _TIMING = re.compile(r"([A-Za-z]\w*) (\d+(?:\.\d+)?)")
 _INTERFACE = re.compile(r"(?:\[\d+\])?([\w.@-]+):((?:\[[^\]]*\]|[0-9a-fA-F.:]+)(?:%[\w.-]+)?)<(\d+)>")
 _DEVICE = re.compile(r"\[\d+\](\S+?:\d+)/(IB|RoCE|ROCE|\w+)(?:/SHARP)?")
 _CHANNEL = re.compile(
-    r"Channel \d+(?:/\d+)? : (?P<src>\d+)\[(?P<a>[0-9a-f]+)\] -> (?P<dst>\d+)\[(?P<b>[0-9a-f]+)\]"
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)(?:\[(?P<a>[0-9a-f]+)\])? -> (?P<dst>\d+)(?:\[(?P<b>[0-9a-f]+)\])?"
     r"(?: \[(?P<direction>send|receive)\])? via (?P<via>.+)"
 )
 _NET = re.compile(r"NET/(?P<net>[^/]+)/(?P<nic>\d+)(?:\((?P<pxn>\d+)\))?(?P<rest>.*)")
@@ -200,6 +200,7 @@ def channels(said: Said) -> Event | None:
 
 FACTS: tuple[tuple[str, Callable[[Said], Event | None]], ...] = (
     ("Channel ", channel),
+    ("Ring ", channel),
     ("nranks ", init),
     ("nRanks ", init),
     ("timings", timings),

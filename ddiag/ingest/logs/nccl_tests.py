@@ -27,7 +27,7 @@ class NcclTests:
     needles: tuple[str, ...] = (
         "Avg bus bandwidth",
         "_perf",
-        "#  Rank",
+        " Pid ",
         "float  ",
         "half  ",
         "bfloat16  ",
@@ -84,3 +84,8 @@ def _device(match: re.Match[str]) -> Event:
 
 def _float(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d+(?:\.\d*)?", text) else None
+
+
+def _bus(text: str) -> str | None:
+    """``0000:87:00``, or ``87`` alone: the number of the bus."""
+    return bus_id(f"{int(text, 16):02x}:00" if len(text) <= 2 else text)
