@@ -116,7 +116,8 @@ def _possible(
     blamed = set(plan.culprits)
     if blamed & lost and not blamed <= lost:
         found.append(tuple(sorted(blamed - lost)))
-    if not (blamed <= lost or kind == "network"):
+    few_left = 2 * len(lost) >= layout.world
+    if not (blamed <= lost or kind == "network" or few_left):
         return tuple(found)
     if kind != "network" and _nobody_to_blame(layout, rank, index, ranks, seen):
         found.append(())

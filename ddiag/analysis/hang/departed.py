@@ -13,8 +13,8 @@ MOST_COMPARED = 64
 """Ranks whose orders are compared with each other."""
 MOST_CALLS = 3000
 """Last calls of each rank that are compared."""
-FEWEST_ALIKE = 6
-"""Calls in the same order before a difference counts: ranks in other roles differ from the start."""
+FEWEST_ALIKE, FEWEST_ACROSS = 2, 6
+"""Calls in the same order before a difference counts, for ranks of one role and of different ones."""
 MOST_ODD = 0.25
 """A larger share of the ranks has not departed from the others."""
 
@@ -25,13 +25,23 @@ def departed(flight: pl.DataFrame, place: Positions, suspects: Iterable[int]) ->
     orders = _orders(flight.filter(pl.col("rank").is_in(chosen)), place)
     alike = dict.fromkeys(orders, 0)
     unlike = dict.fromkeys(orders, 0)
+    roles = _roles(flight, place)
     for one, other in combinations(sorted(orders), 2):
-        same = _same_order(orders[one], orders[other])
+        same = _same_order(orders[one], orders[other], one_role=roles.get(one) == roles.get(other))
         for rank in (one, other):
             alike[rank] += same is True
             unlike[rank] += same is False
     odd = tuple(rank for rank in sorted(orders) if unlike[rank] >= 2 and unlike[rank] > alike[rank])
     return odd if len(odd) <= max(1, MOST_ODD * len(orders)) else ()
+
+
+def _roles(flight: pl.DataFrame, place: Positions) -> dict[int, list[tuple[str, int]]]:
+    """rank -> its positions in groups that send and receive: stages of a pipeline run different programs."""
+    roles: dict[int, list[tuple[str, int]]] = {}
+    for group in sorted(flight.filter(pl.col("call") == "p2p")["group"].unique()):
+        for position, rank in enumerate(place.members[group]):
+            roles.setdefault(rank, []).append((place.desc.get(group, ""), position))
+    return roles
 
 
 def _orders(flight: pl.DataFrame, place: Positions) -> dict[int, list[int]]:
@@ -45,10 +55,10 @@ def _orders(flight: pl.DataFrame, place: Positions) -> dict[int, list[int]]:
     return {rank: keys for rank, keys in rows.iter_rows() if rank is not None}
 
 
-def _same_order(first: Sequence[int], second: Sequence[int]) -> bool | None:
+def _same_order(first: Sequence[int], second: Sequence[int], *, one_role: bool) -> bool | None:
     """Whether two ranks issued the same calls in one order between the first and the last that both have issued.
 
-    None when they seem to have different roles: too little in common, or different from the start.
+    None when that does not tell: too little in common, or different roles that differ from the start.
     """
     common = set(first) & set(second)
     ours, theirs = _between(first, common), _between(second, common)
@@ -57,7 +67,8 @@ def _same_order(first: Sequence[int], second: Sequence[int]) -> bool | None:
     differs = next((at for at, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b), None)
     if differs is None:
         return True
-    return False if differs >= max(FEWEST_ALIKE, min(len(ours), len(theirs)) // 3) else None
+    across = max(FEWEST_ACROSS, min(len(ours), len(theirs)) // 3)
+    return False if differs >= (FEWEST_ALIKE if one_role else across) else None
 
 
 def _between(keys: Sequence[int], common: set[int]) -> Sequence[int]:

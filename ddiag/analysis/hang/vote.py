@@ -172,8 +172,9 @@ def unlike_siblings(calls: pl.DataFrame, group: str, seq: int, desc: Mapping[str
     if ours == theirs[0]:
         return None
     op, size, dtype = ours
-    earlier = calls.filter((pl.col("group") == group) & (pl.col("seq") < seq) & (pl.col("op") == op))
-    seen = earlier.filter(pl.col("size").eq_missing(size) & pl.col("dtype").eq_missing(dtype or None))
+    earlier = calls.filter((pl.col("group") == group) & (pl.col("seq") < seq))
+    same = (pl.col("op") == op) & pl.col("size").eq_missing(size) & pl.col("dtype").eq_missing(dtype or None)
+    seen = earlier.filter(same)
     if not seen.is_empty() or earlier.is_empty():
         return None
     return Mismatch(group, seq, tuple(sorted(signatures)), {**signatures, -1: theirs[0]}, open=True)
