@@ -35,6 +35,7 @@ _IF_LINK = re.compile(
     rf"(mlx5_core|mlx4_core|bnxt_en|ice|ib\w*) ({BUS})(?:[ :]+([\w.-]+))?: Link (up|down)",
     re.IGNORECASE,
 )
+_PORT_LINK = re.compile(rf"mlx5_core ({BUS}) ([\w.-]+): Port: \d+ Link (ACTIVE|DOWN)")
 _MLX5 = re.compile(rf"mlx5_core ({BUS})[^:]*: (.*)")
 _HUNG = re.compile(r"task (\S+?):(\d+) blocked for more than (\d+) seconds")
 _NFS = re.compile(r"nfs: server (\S+) (not responding|OK)")
@@ -112,8 +113,12 @@ def _lost(line: Line) -> Event | None:
     match = _LOST.search(line.text)
     if match is None or "Xid" in line.text:
         return None
-    address = match[1] or match[2]
-    return Event("kernel.gpu_lost", {"bus_id": bus_id(address) if address else None, "detail": match[0][6:]})
+    address, detail = match[1] or match[2], match[0][6:]
+    if match[2] is not None:
+        detail = " ".join([detail, *(after.text.strip() for after in line.following(3))])
+        if "fallen off the bus" not in detail:
+            return None  # the same beginning says that a board is not supported
+    return Event("kernel.gpu_lost", {"bus_id": bus_id(address) if address else None, "detail": detail})
 
 
 def _aer(line: Line) -> Event | None:
@@ -135,6 +140,20 @@ def _aer_severity(text: str) -> str:
     if "corrected" in lower and "uncorrected" not in lower:
         return "corrected"
     return "nonfatal" if "non" in lower else "fatal"
+
+
+def _port_link(line: Line) -> Event | None:
+    """``mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN``."""
+    match = _PORT_LINK.search(line.text)
+    if match is None:
+        return None
+    fields: Fields = {
+        "interface": match[2],
+        "up": match[3] == "ACTIVE",
+        "bus_id": bus_id(match[1]),
+        "driver": "mlx5_core",
+    }
+    return Event("kernel.link", fields)
 
 
 def _if_link(line: Line) -> Event | None:
@@ -207,6 +226,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("AER: ", _aer),
     ("oom-kill:", oom_kill),
     ("Killed process", oom_kill),
+    (" Link ACTIVE", _port_link),
+    (" Link DOWN", _port_link),
     ("Link is ", _if_link),
     ("Link up", _if_link),
     ("Link down", _if_link),

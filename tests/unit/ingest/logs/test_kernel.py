@@ -141,3 +141,24 @@ def test_harmless_messages_say_nothing(line: str) -> None:
 def test_syslog_names_the_host() -> None:
     event = only("gn81 kernel: [88211.331] NVRM: Xid (PCI:0000:66:00): 43, Ch 00000010")
     assert event.host == "gn81"
+
+
+LOST = """[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0
+               NVRM: (PCI ID: 10de:26b5) installed in this system has
+               NVRM: {}
+"""
+
+
+def test_a_gpu_lost_in_three_lines() -> None:
+    event = only(LOST.format("fallen off the bus and is not responding to commands."))
+    assert (event.kind, event.get("bus_id")) == ("kernel.gpu_lost", "0000:b3:00.0")
+
+
+def test_a_board_that_is_not_supported_is_not_lost() -> None:
+    assert events(LOST.format("been refused: not supported by this driver."), KernelLog) == []
+
+
+@pytest.mark.parametrize(("state", "up"), [("DOWN", False), ("ACTIVE", True)])
+def test_ports_of_infiniband(state: str, *, up: bool) -> None:
+    event = only(f"n1 kernel: mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link {state}")
+    assert (event.kind, event.get("interface"), event.get("up")) == ("kernel.link", "mlx5_5", up)
