@@ -64,7 +64,9 @@ def tiers_of(python: str) -> list[str]:
     """Tiers that can run with the torch of *python*, best first."""
     code = (
         "import torch.version as version; from ddiag.capture.native.build import cached;"
-        "import torch; print(int(cached(version).exists()), torch.__version__)"
+        "from ddiag.capture.hooks.c10d_native import OLDEST_TORCH;"
+        "import torch; fits = tuple(map(int, torch.__version__.split('.')[:2])) >= OLDEST_TORCH;"
+        "print(int(fits and cached(version).exists()), torch.__version__)"
     )
     built, version = subprocess.check_output([python, "-c", code], text=True, env=environment()).split()
     newer = tuple(int(part) for part in version.split(".")[:2]) >= (2, 14)

@@ -21,6 +21,8 @@ from ddiag.schema.ring import RingHeader
 
 CAPACITY = 16_384
 """2 MiB: this ring holds communication alone, and together with the other the process must not grow by 10 MB."""
+OLDEST_TORCH = (2, 13)
+"""With 2.4 the kernel does not recognise process groups; what lies between was not tried."""
 library: Any = None
 """The loaded library while this tier runs; it can be stopped, not unloaded."""
 _loaded: Any = None
@@ -30,6 +32,8 @@ def start(active: Recorder, patches: Patches) -> bool:
     """Begin; False when no library was built for this torch."""
     global library
     torch = sys.modules["torch"]
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        return False
     path = cached(torch.version)
     if not path.exists():
         return False
