@@ -12,7 +12,7 @@ from ddiag.model.incident import LOCAL, UNDATED, Event, Value
 
 _PREFIX = re.compile(
     r"(?:\[(?P<ts>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.\d+)?\] )?"
-    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>-?\d+)\] "
+    r"(?P<host>[\w.-]+|<[\w.-]+>):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>-?\d+)\] "
     r"(?:(?P<src>\S+:\d+|\S+\.\w+) (?:\((?P<fn>[^)]*)\) )?)?"
     r"NCCL (?P<level>INFO|WARN|TRACE|CALL|VERSION|ABORT|ATTRIB) (?P<msg>.*)"
 )

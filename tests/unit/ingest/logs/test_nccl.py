@@ -199,6 +199,10 @@ def test_variables_set_by_the_environment(message: str, key: str, value: str) ->
     assert settings(f"h:1:2 [0] NCCL INFO {message}", NcclLog) == {f"env:{key}": value}
 
 
+def test_a_host_that_was_masked_is_a_host() -> None:
+    assert only("<node_a>:1:2 [0] NCCL INFO Using network IB").host == "<node_a>"
+
+
 def test_interfaces_with_link_local_addresses() -> None:
     event = only("h:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.1.2.3<0> [1]veth4ac:fe80::215:5dff%veth4ac<0>")
     assert event.get("interfaces") == ["eth0", "veth4ac"]
