@@ -207,7 +207,7 @@ def _tasks_are_ranks(lines: Iterable[str]) -> bool:
 
 def without_colours(chunk: bytes) -> bytes:
     """*chunk* without terminal codes, also those whose escape character was lost in copying."""
-    if b"\x1b" in chunk or b"\xef\xbf\xbd[" in chunk or b"\x9b" in chunk:
+    if b"\x1b" in chunk or (not chunk.isascii() and (b"\xef\xbf\xbd[" in chunk or b"\x9b" in chunk)):
         chunk = ANSI.sub(b"", chunk)
     if b"[0m" in chunk:
         chunk = PASTED.sub(b"", chunk)

@@ -85,7 +85,7 @@ def chunks(read: Callable[[int], bytes]) -> Iterator[Chunk]:
             carried = data
             continue
         offered = offered or ends.size
-        newlines = np.frombuffer(data + b"\n", np.uint8)[ends] == 10
+        newlines = np.frombuffer(data, np.uint8)[np.minimum(ends, len(data) - 1)] != 13
         numbers = counted + 1 + np.concatenate(([0], np.cumsum(newlines[:-1]))).astype(np.int64)
         if offered:
             yield Chunk(data, ends, numbers, offered, labels, not more)
@@ -98,11 +98,13 @@ def chunks(read: Callable[[int], bytes]) -> Iterator[Chunk]:
 def _ends(data: bytes, *, last: bool) -> npt.NDArray[np.int64]:
     """Positions of line ends in *data*; the text's very end is one."""
     letters = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(letters == 10)
+    mark = letters == 10
     if b"\r" in data:
-        returns = np.flatnonzero(letters == 13)
-        returns = returns[returns + 1 < letters.size]
-        ends = np.sort(np.concatenate((ends, returns[~np.isin(letters[returns + 1], (10, 13))])))
+        returns = letters[:-1] == 13
+        returns &= ~mark[1:]
+        returns[:-1] &= ~returns[1:]
+        mark[:-1] |= returns
+    ends = np.flatnonzero(mark)
     at_end = ends.size and ends[-1] == letters.size - 1
     if (last and not at_end) or (len(data) >= LONGEST_BYTES and not ends.size):
         ends = np.append(ends, letters.size)
