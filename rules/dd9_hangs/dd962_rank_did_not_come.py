@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddiag.model.signals_incident import UNKNOWN, Stall
+from ddiag.model.signals_incident import FROZEN_STORAGE, UNKNOWN, Stall
 from ddiag.rulekit import Abstain, Finding, Rule, View, name_ranks
 from ddiag.rulekit.stall_finding import CAPTURE, CAUSES, place, stall_finding, stalls_for, waiting, who
 
@@ -30,7 +30,7 @@ RULE = Rule(
     capture=CAPTURE,
     symptom="NCCL timeout on all ranks but one",
     evidence="who waits for whom, over all groups, ends at this rank",
-    applies=stalls_for(UNKNOWN),
+    applies=stalls_for(UNKNOWN, FROZEN_STORAGE),
     explained_by=CAUSES,
 )
 
