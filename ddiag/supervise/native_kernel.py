@@ -105,4 +105,5 @@ def _stay_behind(mask: Set[int]) -> None:
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one that waits already would be an exception, before the exec
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

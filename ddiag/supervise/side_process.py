@@ -48,6 +48,7 @@ def run_aside(code: str, arguments: Sequence[str], log: Path, limits: Limits) ->
 
 def _be_quiet(mask: Set[int]) -> None:
     os.nice(_NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one that waits already would be an exception, before the exec
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -61,6 +62,8 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
         got = signal.sigtimedwait(ENDING | {signal.SIGCHLD}, min(left, 1.0))
         if got is not None and got.si_signo in ENDING:
             return _kill(process, f"{signal.Signals(got.si_signo).name} came")
+    if process.returncode == -signal.SIGINT:
+        return "SIGINT came"
     return "" if process.returncode == 0 else f"it ended with {process.returncode}"
 
 

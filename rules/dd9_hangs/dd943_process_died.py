@@ -61,7 +61,7 @@ class Limits:
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     exits = signals[Exits]
     rows = exits.table.sort("end_ns", "rank", nulls_last=True).to_dicts()
-    failed = [row for row in rows if row["signal"] or row["exit_code"] or row["exception"]]
+    failed = [row for row in rows if row["signal"] or row["exit_code"] or row["exception"] or _vanished(row)]
     running = exits.exit_code is None
     if exits.asked_to_end or exits.exit_code == 0 or (running and (not failed or exits.started_again)):
         return
@@ -106,7 +106,14 @@ def _first(failed: Sequence[Row], limits: Limits, *, all_seen: bool) -> list[Row
     if _was_ended(before) and not (all_seen and not any(_was_ended(row) for row in others)):
         return []  # the launcher ends every rank when it is ended itself, or when one fails that we did not see
     near = [row for row in others if _seconds(before, row) <= limits.together_s and not _was_ended(row)]
+    if not _vanished(before):
+        near = [row for row in near if not _vanished(row)]  # the launcher ended them
     return [before, *near]
+
+
+def _vanished(row: Row) -> bool:
+    """It was seen to end, not how, and its interpreter did not: a signal, or an exit past it."""
+    return row["end_ns"] is not None and not row["closed"] and row["signal"] is None and row["exit_code"] is None
 
 
 def _was_ended(row: Row) -> bool:
@@ -126,7 +133,7 @@ def _lost_a_peer(row: Row) -> bool:
 
 def _culprit(row: Row, rows: Sequence[Row], exits: Exits, unseen: Sequence[int]) -> Finding:
     others = [one for one in rows if one is not row]
-    sure = not unseen and row["end_ns"] is not None
+    sure = not unseen and row["end_ns"] is not None and not _vanished(row)
     said = f"{row['exception']}: {row['message']}" if row["exception"] else ""
     how = said if said and not row["signal"] else _how(row)
     return Finding(
@@ -200,6 +207,8 @@ def _culprits(rows: Sequence[Row]) -> Culprits:
 
 
 def _how(row: Row) -> str:
+    if _vanished(row) and not row["exception"]:
+        return "it was killed, or left past the interpreter's end (how was not seen)"
     if not row["signal"]:
         return "an exception that nobody caught" if row["exit_code"] is None else f"exit code {row['exit_code']}"
     name = signal.Signals(row["signal"]).name if row["signal"] in set(signal.Signals) else f"signal {row['signal']}"

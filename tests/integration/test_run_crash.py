@@ -67,7 +67,8 @@ def test_the_rank_that_ended_first_is_named(tmp_path: Path, how: str) -> None:
     assert found.verdict.primary == "DD943"
     (finding,) = (one for one in found.findings if one.rule == "DD943")
     assert finding.culprits.ranks == (1,), finding
-    assert words in finding.title
+    # On a crowded machine the launcher may be quicker to clear away what was killed than we are to look at it.
+    assert words in finding.title or (words.startswith("killed") and "how was not seen" in finding.title)
 
 
 @pytest.mark.long

@@ -121,6 +121,19 @@ def test_a_rank_whose_end_nobody_saw_is_suspected_only() -> None:
     assert found.culprits.ranks == (4,)
 
 
+def test_a_rank_that_vanished_is_named_though_nobody_saw_how() -> None:
+    vanished = {"exit_code": None, "closed": False, "end_s": 10.0}
+    found = crash({4: vanished, **everybody(LOST, but=4)})
+    assert found.culprits.ranks == (4,)
+    assert found.confidence is Confidence.MEDIUM
+    assert "how was not seen" in found.title
+
+
+def test_ranks_that_vanish_after_a_known_failure_are_the_launchers_doing() -> None:
+    vanished = {"exit_code": None, "closed": False}
+    assert crash({4: {"exit_code": 3, "end_s": 10.0}, **everybody(vanished, but=4)}).culprits.ranks == (4,)
+
+
 def test_an_unseen_rank_lowers_the_confidence_in_who_was_first() -> None:
     found = crash({1: {**KILL, "end_s": 10.0}, 2: {"end_ns": None, "exit_code": None, "closed": False}})
     assert found.culprits.ranks == (1,)
