@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,15 @@ from ddiag.supervise.door import Door
 from ddiag.supervise.hang_capture import Wanted, capture
 from ddiag.supervise.hang_report import diagnose, wait_for_nodes
 from ddiag.supervise.processes import read_stat
-from ddiag.supervise.progress import LocalRanks, Standing
+from ddiag.supervise.progress import LocalRank, LocalRanks, Standing
 from ddiag.supervise.signals import close_others
+from ddiag.supervise.waiting import patience_s, somebody_waits
 
 TICK_S = 1.0
 MOST_ALARMS = 5
 _SAME_HANG_S = 90.0
 """A request this young is about the hang that we see as well."""
+_LOOK_AGAIN_S = 10.0
 ENDING_S = 33.0
 """How long launchers take to end a job of which a rank has ended: torchrun waits 30 s before it kills."""
 _KILL_AFTER_S = 30.0
@@ -116,6 +118,8 @@ class Watchdog:
         """pid -> its last progress, of the ranks of an alarm; empty while all is well."""
         self._stopped_ns = 0
         """When all ranks were last seen stopped."""
+        self._look_again = 0.0
+        """When ranks that stand still, but of which none waits, are looked at next."""
         self._running = 0
         self._fewer_since = -ENDING_S
         self._moving = 0
@@ -152,8 +156,18 @@ class Watchdog:
             self._still_hanging()
         elif self._alarms < MOST_ALARMS and not self._ending(sum(one.alive for one in standings)):
             alarm = judge(standings, self._guarded.after_s, patience=self._patience)
-            if alarm is not None:
+            if alarm is not None and self._is_hang(alarm, running):
                 self._alarm(alarm)
+
+    def _is_hang(self, alarm: Alarm, running: Sequence[LocalRank]) -> bool:
+        """Somebody waits, or it lasts so long that it is looked into all the same."""
+        if time.monotonic() < self._look_again:
+            return False
+        still = [one for one in running if one.rank in alarm.ranks]
+        if somebody_waits(still) or alarm.quiet_s > patience_s(still):
+            return True
+        self._look_again = time.monotonic() + _LOOK_AGAIN_S
+        return False
 
     def _ending(self, running: int) -> bool:
         """Ranks have just ended: the launcher may be about to end the others, who wait for them in vain until then."""

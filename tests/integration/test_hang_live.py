@@ -172,7 +172,7 @@ def test_without_the_native_kernel_too(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["first", "checkpoint", "slow"])
+@pytest.mark.parametrize("kind", ["first", "checkpoint", "slow", "export"])
 def test_long_work_is_no_hang(tmp_path: Path, kind: str) -> None:
     with job(tmp_path, kind, -1, "--no-report") as running:
         assert running.process.wait(timeout=160) == 0, running.said()

@@ -159,6 +159,8 @@ def main() -> None:
         if number >= STEPS:
             after_step(rank, model)
         metric()
+    if KIND == "export":
+        time.sleep(45)
     dist.barrier()  # here: uneven
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ from ddiag.schema.hang import BY_USER, capture_requests, say_over, write_capture
 from ddiag.supervise.hang_capture import Wanted, capture
 from ddiag.supervise.live import capture_now
 from ddiag.supervise.progress import FIRST_STEP, LocalRanks
+from ddiag.supervise.waiting import ALONE_S, patience_s, somebody_waits
 from tests.integration.running import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -44,7 +45,7 @@ for seq in (1, 2):
     active.engine_step()
 if what == "waits":
     active.issued(active.begin_collective(Op.ALL_REDUCE, number, bytes_in=64, bytes_out=64, dtype=dtype, seq=3))
-else:
+elif what == "loads":
     active.enter(Phase.INPUT)
 if what == "ends":
     active.close()
@@ -159,6 +160,33 @@ def test_time_in_which_the_whole_job_was_stopped_counts_for_nothing(job: Job) ->
     eventually(lambda: one.standing(now).stopped)
     assert one.standing(now).quiet_s > 99
     assert one.standing(now, not_before_ns=now - 1_000_000_000).quiet_s < 2
+
+
+def waits(job: Job) -> bool:
+    return somebody_waits(LocalRanks(job.run).look())
+
+
+@pytest.mark.parametrize(("what", "waiting"), [("waits", True), ("loads", True), ("exports", False)])
+def test_a_pause_in_which_nobody_waits_is_told_from_one_in_which_somebody_does(
+    job: Job, what: str, waiting: bool
+) -> None:
+    job.start(0, what)
+    assert waits(job) is waiting
+
+
+def test_a_rank_that_is_stopped_or_gone_is_waited_for(job: Job) -> None:
+    job.start(0, "exports")
+    os.kill(job.ranks[0].pid, signal.SIGSTOP)
+    eventually(lambda: waits(job))
+    ranks = LocalRanks(job.run).look()
+    job.ranks[0].kill()
+    job.ranks[0].wait()
+    assert somebody_waits(ranks)
+
+
+def test_a_pause_of_a_job_on_the_host_alone_may_last_minutes(job: Job) -> None:
+    job.start(0, "exports")
+    assert patience_s(LocalRanks(job.run).look()) == ALONE_S
 
 
 def test_without_a_supervisor_who_asks_captures_himself(job: Job) -> None:
