@@ -35,7 +35,9 @@ RULE = Rule(
     symptom="NCCL timeout on all ranks but one; increasing the timeout does not help",
     evidence="the earliest failure in any rank's log is no watchdog line: an exception, a signal, an exit code",
     applies=lambda signals: (
-        (deaths := signals.get(Deaths)) is not None and not deaths.preempted and any(map(_ours, deaths.first))
+        (deaths := signals.get(Deaths)) is not None
+        and not deaths.preempted
+        and (any(map(_ours, deaths.first)) or not deaths.first)
     ),
     explained_by=(
         "DD906", "DD907", "DD908", "DD909", "DD912", "DD913", "DD914", "DD915", "DD920", "DD921", "DD922", "DD924",
@@ -55,6 +57,12 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     deaths, facts = signals[Deaths], signals.get(JobFacts)
+    if not deaths.first:
+        yield Abstain(
+            f"every failure in the evidence is that of a process that lost another ({deaths.cascade[0].what[:100]})",
+            "the logs of the ranks and nodes that were not given: the first failure is in one of them",
+        )
+        return
     first = [death for death in deaths.first if _ours(death)]
     if len(first) < len(deaths.first) and deaths.ordered and not _ours(deaths.first[0]):
         return

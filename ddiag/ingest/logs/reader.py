@@ -26,7 +26,7 @@ BATCH = 50_000
 """Records held as objects before they become columns."""
 MOST_OF_A_KIND = 50_000
 """Events of one kind that one file may give; more of them say nothing new."""
-UNPROVEN, PROVEN = 3_000, 30_000
+UNPROVEN, PROVEN = 2_000, 15_000
 """Lines with a needle after which a file's further ones are thinned: a needle that never told anything is a common word
 of that file, and of one that always does (a metric in each step) a sample shows the series."""
 KEPT, KEPT_FINAL = 64, 4096

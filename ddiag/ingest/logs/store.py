@@ -9,9 +9,9 @@ from ddiag.ingest.logs.c10 import rank_number
 from ddiag.ingest.logs.line import Line
 from ddiag.model.incident import Event, Seen, Value
 
-_PLACE = r"\(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)\)?"
+_PLACE = r"\(?\[?(?P<host>[\w.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]+?)\]?(?:, |:)(?P<port>\d+)(?![\d:])\)?"
 _SOCKET = re.compile(
-    rf"client socket has timed out after (?P<time>\d+) ?(?P<unit>ms|s) while trying to connect to {_PLACE}(?!\d)"
+    rf"client socket has timed out after (?P<time>\d+) ?(?P<unit>ms|s) while trying to connect to {_PLACE}"
 )
 _CLIENT = re.compile(
     rf"TCP client failed to connect/validate to host {_PLACE} - (?P<what>timed out|retrying|giving up)"

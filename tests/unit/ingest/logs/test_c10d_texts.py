@@ -135,6 +135,11 @@ def test_the_barriers_guess(words: str, rank: int) -> None:
             ("node-3", 29500),
             600_000,
         ),
+        (
+            "The client socket has timed out after 300000ms while trying to connect to (fd00::5, 29400).",
+            ("fd00::5", 29400),
+            300_000,
+        ),
     ],
 )
 def test_stores_that_cannot_be_reached(words: str, place: tuple[str, int], timeout_ms: int) -> None:
