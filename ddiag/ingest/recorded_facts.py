@@ -90,8 +90,9 @@ def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
     if kind == "device_memory" and isinstance(fact.get("mono_ns"), int) and isinstance(fact.get("pinned_bytes"), int):
         found.pinned.append((fact["mono_ns"], fact["pinned_bytes"]))
     if kind == "ddp_unused":
-        told = [fact.get(name) for name in ("index", "looks", "bytes")]
-        found.unused += [(told[0], told[1], told[2])] if all(isinstance(one, int) for one in told) else []
+        index, looks, size = (fact.get(name) for name in ("index", "looks", "bytes"))
+        if isinstance(index, int) and isinstance(looks, int) and isinstance(size, int):
+            found.unused.append((index, looks, size))
     if kind == "fsdp_unit" and fact.get("api"):
         found.settings["fsdp.api"] = str(fact["api"])
     if kind == "hook_missing":

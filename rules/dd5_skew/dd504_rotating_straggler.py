@@ -65,8 +65,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     )
     if crowd:
         yield Abstain(
-            f"ranks wait {late.wait_share:.0%} of the step for a changing late rank, as when CPUs are short: "
-            f"{crowd}",
+            f"ranks wait {late.wait_share:.0%} of the step for a changing late rank, as when CPUs are short: {crowd}",
             ALONE,
         )
         return
