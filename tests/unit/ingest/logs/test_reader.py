@@ -9,6 +9,7 @@ from io import BytesIO
 import pytest
 
 from ddiag.ingest.logs import lines as lines_module
+from ddiag.ingest.logs import reader as reader_module
 from ddiag.ingest.logs.envelope import Labels, labels_in, opened, without_colours
 from ddiag.ingest.logs.line import Line
 from ddiag.ingest.logs.lines import chunks
@@ -177,6 +178,28 @@ def test_following_lines_are_seen_across_the_ends_of_chunks(monkeypatch: pytest.
     assert [event.source for event in events] == [f"train.log:{n + 1}" for n in range(0, 200, 7)]
     for event, n in zip(events, range(0, 200, 7), strict=True):
         assert event.get("after") == text[n + 1 : n + 3]
+
+
+def test_a_common_word_is_not_followed_through_a_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "READ_BYTES", 20_000)
+    monkeypatch.setattr(lines_module, "AHEAD_BYTES", 1_000)
+    monkeypatch.setattr(reader_module, "SAMPLE_BYTES", 1_000)
+    monkeypatch.setattr(reader_module, "UNPROVEN", 200)
+    offered: list[int] = []
+
+    class Chatty(Watch):
+        needles = ("common", "Watchdog")
+
+        def line(self, line: Line) -> Iterator[Seen]:
+            offered.append(line.number)
+            return super().line(line) if "Watchdog" in line.text else iter(())
+
+    text = [f"a common line {n}" for n in range(30_000)]
+    text[17_123] = "a common Watchdog"
+    found = list(parse(text, (Chatty,), "log"))
+    assert [record.source for record in found] == ["log:17124"]
+    assert len(offered) < 10_000
+    assert offered[-1] == 30_000
 
 
 def test_a_line_without_end_is_cut_and_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
