@@ -15,9 +15,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "run": ("ddiag.cli.run", "Run a training job and record it; diagnose it at the end."),
         "analyze": ("ddiag.cli.analyze", "Diagnose a training job from its traces or its run folder."),
-        "hang": ("ddiag.cli.hang", "Say who or what stopped a job; --live asks one that hangs right now."),
-        "doctor": ("ddiag.cli.doctor", "Check a node before a job runs on it; compare nodes."),
-        "bundle": ("ddiag.cli.bundle", "Collect the evidence of a job into one redacted archive."),
+        "hang": ("ddiag.cli.hang", "Say who or what stopped a job: the culprit first, on one screen."),
+        "doctor": (
+            "ddiag.cli.doctor",
+            "Check this node: limits, shared memory, disks, network, versions, GPUs and their links.",
+        ),
+        "bundle": (
+            "ddiag.cli.bundle",
+            "Collect run folders, logs, dumps and traces, this node's state and the diagnosis into one redacted "
+            "archive.",
+        ),
         "rules": ("ddiag.cli.rules", "List, explain and check the rules; print the root-cause table."),
         "query": ("ddiag.cli.query", "Run SQL over the tables of a run."),
         "export": ("ddiag.cli.export", "Write a run for Perfetto or as Parquet files."),

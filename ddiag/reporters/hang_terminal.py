@@ -16,7 +16,7 @@ from ddiag.reporters.terminal import MOST_FIXES, PROSE_WIDTH, STYLES, TerminalRe
 from ddiag.reporters.words import clean, job_line
 from ddiag.rulekit.cost import name_ranks
 from ddiag.rulekit.diagnosis import Diagnosis, Status
-from ddiag.rulekit.finding import Finding, Severity
+from ddiag.rulekit.finding import Confidence, Finding, Severity
 
 _SIDE_BY_SIDE_FROM = 150
 
@@ -58,7 +58,7 @@ class HangReporter(TerminalReporter):
             lines += [Text(f"{self.glyphs.culprit} at {clean(where)}")] if where else []
             lines.append(Text(view.headline))
         lines += [Text(f"{self.glyphs.culprit} {state}") for state in view.states]
-        if view.stall.settle:
+        if view.stall.settle and not _settled(diagnosis):
             lines.append(Text(f"To settle it: {clean(view.stall.settle)}"))
         return lines
 
@@ -149,3 +149,8 @@ def _waiting_cells(one: Waiting) -> tuple[str, str, str, str]:
     missing = name_ranks(one.missing) if one.missing else "nobody"
     waiting = f"{len(one.waiting):,} of {one.size:,}" if len(one.waiting) > 4 else name_ranks(one.waiting)
     return f"{one.call} of {one.group}", waiting, missing, since
+
+
+def _settled(diagnosis: Diagnosis) -> bool:
+    """The first finding decides: nothing has to be asked any more."""
+    return bool(diagnosis.findings) and diagnosis.findings[0].confidence is Confidence.HIGH

@@ -281,9 +281,10 @@ def _too_little(signals: Signals, checked: int) -> str:
 
 def _nothing_measured(signals: Signals, checked: int) -> str:
     if any(signals.has(family) for family in INCIDENT_FAMILIES):
+        looked = "one rule looked" if checked == 1 else f"{checked} rules looked"
         return (
-            f"{checked} rules looked at what the evidence says, and nothing in it is a known sign of trouble; give all "
-            "ranks' logs, dmesg and Flight Recorder dumps, or record with ddiag run"
+            f"{looked} at what the evidence says, and nothing in it is a known sign of trouble; give all ranks' logs, "
+            "dmesg and Flight Recorder dumps, or record with ddiag run"
         )
     return "the evidence shows no work on a device or host that could be measured"
 

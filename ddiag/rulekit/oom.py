@@ -69,7 +69,8 @@ def _classified(event: Event) -> Oom:
     allocated, unallocated, process = size("allocated_bytes"), size("unallocated_bytes"), size("process_bytes")
     listed = _listed(event)
     reserved = allocated + unallocated
-    unseen = max(capacity - free - max(process, reserved) - listed, 0) if capacity else 0
+    counted = process > 0 or reserved > 0  # a line cut short says nothing of what this process holds
+    unseen = max(capacity - free - max(process, reserved) - listed, 0) if capacity and counted else 0
     outside = max(process - reserved, 0) if process else 0
     foreign = listed + (unseen if unseen >= max(OUTSIDE_BYTES, OUTSIDE_SHARE * capacity) else 0)
     one = Oom(event, NEED, tried, capacity, free, allocated, unallocated, foreign, outside)

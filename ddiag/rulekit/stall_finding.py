@@ -87,7 +87,9 @@ def _groups(stall: Stall) -> tuple[str, ...]:
 def _rows(stall: Stall) -> tuple[Evidence, ...]:
     source = stall.origin
     rows = [Evidence("waited for in", place(stall), "", None, source)] if stall.op or stall.seq is not None else []
-    rows.append(Evidence("ranks that wait", len(stall.victims), "ranks", None, source))
+    count = len(stall.victims) or len(stall.candidates)  # where nobody can be told from the others, all wait
+    if count:
+        rows.append(Evidence("ranks that wait", count, "rank" if count == 1 else "ranks", None, source))
     if stall.mismatch:
         rows.append(Evidence("calls that differ", stall.mismatch, "", None, source))
     if stall.cycle:

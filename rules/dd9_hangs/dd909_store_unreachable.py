@@ -37,7 +37,7 @@ RULE = Rule(
         (events := signals.get(Events)) is not None
         and events.has("store.connect_timeout", "launcher.rendezvous_failed")
     ),
-    explained_by=("DD901", "DD906", "DD907", "DD922", "DD929", "DD930", "DD981"),
+    explained_by=("DD906", "DD907", "DD922", "DD929", "DD930", "DD981"),
 )
 _LOCAL = ("127.", "localhost", "::1")
 

@@ -58,7 +58,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     yield Finding(
         title=f"{name_ranks(ranks) if ranks else 'no single rank'} {how}: the watchdog was stuck"
         + (f" for {seconds} s" if seconds else "")
-        + f" on {len(everyone) or len(stuck)} rank(s), in no collective's time-out",
+        + f" on {_ranks(len(everyone) or len(stuck))}, in no collective's time-out",
         severity=Severity.CRITICAL,
         confidence=Confidence.MEDIUM if sure else Confidence.LOW,
         culprits=Culprits(ranks=ranks),
@@ -106,3 +106,7 @@ def _rows(stuck: Sequence[Event]) -> Iterator[Evidence]:
             yield Evidence(f"{who}: collectives queued", size, "", None, event.source)
         elif event.integer("seconds"):
             yield Evidence(f"{who}: without progress", event.integer("seconds") or 0, "s", None, event.source)
+
+
+def _ranks(count: int) -> str:
+    return "one rank" if count == 1 else f"{count} ranks"

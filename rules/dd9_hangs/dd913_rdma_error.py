@@ -118,7 +118,8 @@ def _common(real: Sequence[Event], events: Events, limits: Limits, *, echo: bool
     hosts = (shared[0],) if len(shared) == 1 else _one_sided(real, names) if len(pairs) == 1 else ()
     involved = ", ".join(sorted(partners)[:4])
     status = next((event.integer("status") for event in real), None) or RETRIES
-    rows = (Evidence("connections that failed", len(pairs) or len(real), "pairs of nodes"),)
+    count = len(pairs) or len(real)
+    rows = (Evidence("connections that failed", count, "pair of nodes" if count == 1 else "pairs of nodes"),)
     return Finding(
         title=(f"RDMA to {name_hosts(hosts)} broke down" if hosts else f"RDMA broke down between {involved or 'nodes'}")
         + f": {STATUS.get(status, f'status {status}')}",

@@ -40,7 +40,7 @@ RULE = Rule(
         and events.has("c10d.barrier_device_warning")
         and events.has("c10d.watchdog_timeout")
     ),
-    explained_by=("DD901", "DD906", "DD907", "DD922", "DD929", "DD930"),
+    explained_by=("DD906", "DD907", "DD922", "DD929", "DD930"),
 )
 
 

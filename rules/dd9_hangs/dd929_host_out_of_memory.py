@@ -38,7 +38,7 @@ RULE = Rule(
         (deaths := signals.get(Deaths)) is not None and any(map(_ours, deaths.first)) and not deaths.preempted
     ),
 )
-_PROOF = ("kernel.oom_killer", "slurm.oom_kill", "k8s.pod_ended")
+_PROOF = ("kernel.oom_killer", "slurm.oom_kill", "k8s.pod_ended", "ray.oom_kill")
 _LOADING = ("checkpoint_load",)
 
 
@@ -105,6 +105,8 @@ def _loads(event: Event) -> bool:
 
 
 def _why_in_words(death: Death, shown: Sequence[Event], loading: Sequence[Event]) -> str:
+    if shown and shown[0].kind == "ray.oom_kill":
+        return "by Ray: its node was nearly out of memory"
     if shown:
         return "by the out-of-memory killer" if shown[0].kind.startswith("kernel") else "for exceeding its memory limit"
     if death.events and death.events[0].kind == "python.exception":

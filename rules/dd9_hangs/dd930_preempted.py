@@ -56,7 +56,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     how = next((_BY[reason] for reason in reasons if reason in _BY), "was ended from outside")
     forced = [e for e in events.of("launcher.killing") if e.get("forced") is True]
     yield Finding(
-        title=f"the job {how}: SIGTERM reached {max(len(received), 1)} launcher(s), and nothing had failed before",
+        title=f"the job {how}: {_reached(len(received))}, and nothing had failed before",
         severity=Severity.CRITICAL,
         confidence=Confidence.HIGH if orders else Confidence.MEDIUM,
         culprits=Culprits(where="the scheduler" if orders else "whoever sent SIGTERM to the launcher"),
@@ -76,3 +76,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         state=State.CRASHED,
         began_ns=deaths.first[0].ts_ns,
     )
+
+
+def _reached(count: int) -> str:
+    return "SIGTERM reached its launcher" if count < 2 else f"SIGTERM reached {count} launchers"

@@ -51,7 +51,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if not found:
         return
     yield Finding(
-        title=f"{len(found)} kind(s) of warning that working runs print too: {_WORDS[found[0][0]]}",
+        title=f"{_kinds(len(found))} of warning that working runs print too: {_WORDS[found[0][0]]}",
         severity=Severity.INFO,
         confidence=Confidence.MEDIUM,
         evidence=tuple(Evidence(_WORDS[kind], len(seen), "lines", None, seen[0].source) for kind, seen in found),
@@ -59,3 +59,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify="the same lines stand in the log of a run that worked",
         why="none of these lines stops a job by itself",
     )
+
+
+def _kinds(count: int) -> str:
+    return "one kind" if count == 1 else f"{count} kinds"

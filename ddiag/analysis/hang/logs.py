@@ -6,6 +6,7 @@ not a culprit, until something else says so.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from math import prod
 
@@ -15,6 +16,8 @@ from ddiag.analysis.hang.vote import Mismatch, Signature, vote
 from ddiag.model.incident import Event
 from ddiag.model.signals_incident import Events
 
+_LEFT_OUT = re.compile(r"\[repeated \d+x across cluster\]")
+"""Ray prints alike lines of many processes once: who seems silent may have been left out."""
 FEW = 0.25
 """Up to this share of the ranks may be silent and still be named (one always may)."""
 
@@ -229,6 +232,8 @@ def _members(waits: list[Wait]) -> list[int]:
 def _silent(log: Told) -> Verdict:
     """Everybody who printed waits in the same place: those who did not print are suspects."""
     node, silent = _place(log), log.silent
+    if silent and any(_LEFT_OUT.search(wait.event.text) for wait in log.waits):
+        return Verdict("undecided", (), silent, "low", node, log.waiting)
     if log.healthy_counts or not silent:
         return Verdict("in_flight", (), log.world if not silent else (), "low", node, log.waiting)
     if len(silent) == 1 or len(silent) <= FEW * len(log.world):

@@ -99,7 +99,7 @@ def _processes(events: Events, placement: Placement | None, clock: Clock) -> lis
     killed = {event.integer("pid") for event in events.of("launcher.killing")} - {None}
     survived, stopped = _survivors(events), events.has(*_STOPPED)
     found = [sign for sign in signs(events) if not _lived_on(sign, survived, stopped=stopped)]
-    found = _with_ranks(found, placement, events)
+    found = _with_ranks(_with_deepspeeds(found, events), placement, events)
     found = _with_owner(_with_killed(found))
     groups: dict[tuple[object, ...], list[Sign]] = defaultdict(list)
     for place, sign in enumerate(found):
@@ -153,6 +153,24 @@ def _process(group: Sequence[Sign], killed: set[int | None], clock: Clock, *, ab
     rank = next((sign.rank for sign in group if sign.rank is not None), None)
     host = next((sign.host for sign in group if sign.host), None)
     return _Process(tuple(group), rank, host, when, victim or only_abort, any(sign.named for sign in group))
+
+
+def _with_deepspeeds(found: Sequence[Sign], events: Events) -> list[Sign]:
+    """Local ranks as DeepSpeed gave them to its processes; the one it names last only where nothing else speaks."""
+    seats = {event.integer("pid"): event.integer("local_rank") for event in events.of("launcher.killing")}
+    placed = [replace(s, local_rank=seats[s.pid]) if s.local_rank is None and s.pid in seats else s for s in found]
+    own = [sign for sign in placed if not sign.victim]
+    vague = [sign for sign in own if sign.event.integer("last_started") is not None]
+    proven = list({sign.pid: sign for sign in own if sign.cause == "host_oom"}.values())
+    if len(vague) == len(own) == 1:
+        (one,) = vague
+        told = replace(one, rank=one.event.integer("last_rank"), local_rank=one.event.integer("last_started"))
+    elif len(vague) == len(proven) == 1:
+        (one,), (kill,) = vague, proven
+        told = replace(one, rank=kill.rank, local_rank=kill.local_rank, pid=kill.pid, host=one.host or kill.host)
+    else:
+        return placed
+    return [told if sign is one else sign for sign in placed]
 
 
 def _with_ranks(found: Sequence[Sign], placement: Placement | None, events: Events) -> list[Sign]:

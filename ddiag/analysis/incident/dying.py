@@ -221,6 +221,7 @@ _READERS: Mapping[str, Callable[[Event], Iterator[Sign]]] = {
     "cuda.oom": _cuda_oom,
     "kernel.oom_killer": _host_oom,
     "slurm.oom_kill": _host_oom,
+    "ray.oom_kill": _host_oom,
     "k8s.pod_ended": _pod,
     "slurm.task_exit": _task,
     "slurm.node_fail": _node,

@@ -62,7 +62,13 @@ def _nccl_event(event: Event) -> str:
 
 
 def _completion(event: Event) -> str:
-    return f"an RDMA operation failed with status {event.word('status')} ({event.word('nic')})"
+    nic = event.word("nic")
+    return f"an RDMA operation failed with status {event.word('status')}" + (f" ({nic})" if nic else "")
+
+
+def _unique_id(event: Event) -> str:
+    root = event.integer("root_rank")
+    return "waited in vain for " + ("an NCCL id" if root is None else f"the NCCL id of rank {root}")
 
 
 def _oom(event: Event) -> str:
@@ -96,6 +102,7 @@ WORDS: Mapping[str, Words] = MappingProxyType(
         "kernel.segfault": _of("{} crashed (segmentation fault)", "process"),
         "slurm.cancelled": _of("Slurm ends the job: {}", "reason"),
         "slurm.oom_kill": _plain("Slurm's memory limit killed a task"),
+        "ray.oom_kill": _of("Ray killed a worker: node {} was nearly out of memory", "address"),
         "slurm.node_fail": _of("Slurm reports node {} failed", "node"),
         "slurm.time_limit": _plain("the time limit was reached"),
         "k8s.pod_ended": _of("the pod ended: {}", "reason"),
@@ -110,7 +117,7 @@ WORDS: Mapping[str, Words] = MappingProxyType(
         "c10d.watchdog_exception": _of("the watchdog met an error: {}", "error"),
         "c10d.heartbeat": _of("the watchdog itself was stuck for {} s", "seconds"),
         "c10d.monitored_barrier": _of("monitored_barrier: ranks {} did not come", "missing"),
-        "c10d.unique_id_timeout": _of("waited in vain for the NCCL id of rank {}", "root_rank"),
+        "c10d.unique_id_timeout": _unique_id,
         "gloo.timeout": lambda event: f"gave up waiting in gloo{_seconds(event.number('timeout_ms'))}",
         "gloo.peer_closed": _plain("lost a gloo peer"),
         "gloo.connect_failed": _plain("gloo could not connect all ranks"),

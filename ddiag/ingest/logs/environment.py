@@ -14,6 +14,12 @@ _NAME = (
     r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|SLURM_[A-Z_]+"
 )
 _ASSIGNED = re.compile(rf"(?:^|[\s;(\[{{'\",]|export |-x )({_NAME})=(\"[^\"]*\"|'[^']*'|[^\s;'\"&|)}}\]]*)")
+_ADVICE = re.compile(
+    r"(?:\b(?:passing|using|use|set|setting|with|and|or|try|trying|by|via|to|be|enable|enabling|adding|add|like|pass|please)"
+    r"|consider|e\.g\.)\s+['\"]?$",
+    re.IGNORECASE,
+)
+"""What stands before a variable that a text only speaks of: "consider passing CUDA_LAUNCH_BLOCKING=1"."""
 _IN_DICT = re.compile(rf"['\"]({_NAME})['\"]: ?['\"]([^'\"]*)['\"]")
 _NAMED = re.compile(rf"\bname: [\"']?({_NAME})[\"']?\s*$")
 _VALUE = re.compile(r"^\s*value: [\"']?(.*?)[\"']?\s*$")
@@ -72,7 +78,7 @@ class Environment:
     def line(self, line: Line) -> Iterator[Seen]:
         if "NCCL INFO" in line.text or "NCCL WARN" in line.text or "try setting " in line.text:
             return  # NCCL's own words, or the advice in an out-of-memory text: not what is set
-        for name, value in (*_ASSIGNED.findall(line.text), *_IN_DICT.findall(line.text)):
+        for name, value in (*_assigned(line.text), *_IN_DICT.findall(line.text)):
             yield Setting("env", name, value.strip("\"'").rstrip(","))
             if name == "CUDA_VISIBLE_DEVICES":
                 yield NodeFact("gpu.cuda_visible_devices", value.strip("\"'").rstrip(","))
@@ -83,6 +89,14 @@ class Environment:
 
     def end(self) -> Iterable[Seen]:
         return ()
+
+
+def _assigned(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of assignments; those that a sentence gives as advice, or names in brackets, are none."""
+    for found in _ASSIGNED.finditer(text):
+        named = found[0].startswith("(") and text[found.end() : found.end() + 1] == ")"
+        if not named and not _ADVICE.search(text[max(0, found.start(1) - 24) : found.start(1)].lstrip("`")):
+            yield found[1], found[2]
 
 
 def _of_a_pod(line: Line) -> Iterator[Setting]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from signal import SIGKILL
 
 from ddiag.ingest.logs.line import Line
 from ddiag.ingest.logs.signals import number_of, of_exit_code
@@ -30,6 +31,7 @@ _LIGHTNING = re.compile(
 )
 _SPAWN = re.compile(r"process (?P<local>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _RAISED = re.compile(r"-- Process (?P<local>\d+) terminated with the following error")
+_VLLM = re.compile(r"Worker \S+ pid (?P<pid>\d+) died, exit code: (?P<code>-?\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<word>Killed|Segmentation fault|Aborted|Bus error|Terminated)\b")
 _BARE = re.compile(r"^(?P<word>Killed|Bus error|Segmentation fault)(?: \(core dumped\))?\s*$")
 
@@ -41,25 +43,29 @@ class Launchers:
         "Killing subprocess", "exits with return code", "spawned with command", "global_rank_mapping=", "node_rank=",
         "returned non-zero exit status", "died with <Signals", "with PID ", "Process name: [[", "RUNNING AT",
         "Child process with PID", "terminated with signal", "terminated with exit code",
-        "terminated with the following error", " Aborted", "Bus error",
+        "terminated with the following error", "died, exit code", " Aborted", "Bus error",
         "Killed", "Segmentation fault",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._local_of: dict[int, int] = {}
+        self._killed: set[int] = set()
         self._ranks_of: dict[str, list[int]] = {}
-        self._first_rank: int | None = None
         self._one_node = True
 
     def line(self, line: Line) -> Iterator[Seen]:
         text = line.text
         self._learn(text)
         if found := _DS_KILL.search(text):
-            yield Event("launcher.killing", {"pid": int(found["pid"] or found["bare"])})
+            pid = int(found["pid"] or found["bare"])
+            self._killed.add(pid)
+            yield Event("launcher.killing", {"pid": pid, "local_rank": self._local_of.get(pid)})
         elif found := _DS_EXIT.search(text):
             yield self._deepspeed(text, int(found["code"]), line)
         elif found := _MPI.search(text) or _LIGHTNING.search(text):
             yield _failed(found, line, int(found["rank"]))
+        elif found := _VLLM.search(text):
+            yield _failed(found, line, None)
         elif found := _HYDRA.search(text):
             end = next((e for later in line.following(4) if (e := _HYDRA_END.search(later.text))), None)
             yield _failed(found, line, int(found["rank"]), end)
@@ -88,21 +94,25 @@ class Launchers:
             self._one_node = int(found["nnodes"]) == 1
 
     def _deepspeed(self, text: str, code: int, line: Line) -> Event:
+        """DeepSpeed prints the command of the process that it started last, whichever failed.
+
+        The rank is sure where one process runs per node. After SIGKILL the last one is kept as ``last_started``, for
+        want of better; of a failure with a traceback nobody can say whose it is.
+        """
         local = _DS_LOCAL.search(text)
         number = int(local["local"]) if local else None
+        alone = max(len(self._killed), len(self._local_of), (number or 0) + 1) == 1
         ranks = self._ranks_of.get(line.host or "", [])
         if not ranks and len(self._ranks_of) == 1:
             ranks = next(iter(self._ranks_of.values()))
         rank = ranks[number] if number is not None and number < len(ranks) else None
+        signal = of_exit_code(code)
         fields: dict[str, Value] = {
-            "local_rank": number, "rank": rank, "exitcode": code, "signal": of_exit_code(code), "first": True,
-            "host": line.host, "one_node": self._one_node,
+            "local_rank": number if alone else None, "rank": rank if alone else None,
+            "last_started": number if not alone and signal == SIGKILL else None, "last_rank": rank,
+            "exitcode": code, "signal": signal, "first": True, "host": line.host, "one_node": self._one_node,
         }  # fmt: skip
-        return Event("launcher.child_failed", fields, rank=rank)
-
-
-def _worker_end(text: str) -> re.Match[str] | None:
-    return _SPAWN.search(text) or _RAISED.search(text) or _SHELL.search(text) or _BARE.match(text)
+        return Event("launcher.child_failed", fields, rank=rank if alone else None)
 
 
 def _failed(

@@ -1,4 +1,4 @@
-"""What Slurm (slurmstepd, srun, sacct) and Kubernetes print when they end a job."""
+"""What Slurm (slurmstepd, srun, sacct), Kubernetes and Ray print when they end a job."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ _STATE = re.compile(
 )
 _POD = re.compile(r"\b(?:Reason|reason)\"?:\s*\"?(?P<reason>OOMKilled|Evicted|Preempted|Preempting|DeadlineExceeded)\b")
 _POD_LINE = re.compile(r"^\s*(?P<pod>[\w.-]+)\s+\d+/\d+\s+(?P<reason>OOMKilled|Evicted|Preempting)\b")
+_RAY = re.compile(
+    r"Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|"
+    r"Memory on the node \(IP: (?P<ip>[^,)]+).*?pid=(?P<pid>\d+)"
+)
+_RAY_NODE = re.compile(r"\(ID: \w+, IP: ([^\s)]+)\)")
 _MOST_TASKS = 4096
 
 
@@ -49,7 +54,7 @@ class Slurm:
     needles: tuple[str, ...] = (
         "CANCELLED AT", "FAILED AT", "oom", "Out Of Memory", "memory limit", "Node failure", "NODE_FAIL",
         "srun: error", "PREEMPTED", "TIMEOUT", "OUT_OF_ME", "time limit", "OOMKilled", "Evicted", "Preempt",
-        "DeadlineExceeded", "launch for",
+        "DeadlineExceeded", "launch for", "memory pressure (OOM)", "Memory on the node",
     )  # fmt: skip
 
     def line(self, line: Line) -> Iterator[Seen]:
@@ -67,11 +72,21 @@ class Slurm:
             yield Event("slurm.time_limit", {"job": found["job"] or found["other"]})
         elif found := _STATE.search(text):
             yield from _accounted(found)
+        elif found := _RAY.search(text):
+            yield _ray(found, text, line)
         if found := _POD.search(text) or _POD_LINE.search(text):
             yield Event("k8s.pod_ended", {name: value for name, value in found.groupdict().items() if value})
 
     def end(self) -> Iterator[Seen]:
         return iter(())
+
+
+def _ray(found: re.Match[str], text: str, line: Line) -> Event:
+    """Ray names the node by its address, and the process by its number."""
+    node = _RAY_NODE.search(text)
+    address = found["ip"] or (node[1] if node else None) or line.host
+    fields: dict[str, Value] = {"address": address, "pid": int(found["pid"]) if found["pid"] else None}
+    return Event("ray.oom_kill", fields, host=address)
 
 
 def _cancelled(found: re.Match[str]) -> Event:

@@ -25,15 +25,17 @@ C10D = {
     "store.wait_timeout": "a key never came: key, timeout_ms",
     "store.port_in_use": "the store's port is taken: port",
     "launcher.child_failed": "the launcher's report of one failed worker: rank, local_rank, host, pid, exitcode, "
-    "signal, error_file, time_ns, first (bool: named as root cause)",
+    "signal, error_file, time_ns, first (bool: named as root cause), last_started and last_rank (of "
+    "DeepSpeed's last process, where it does not say which failed)",
     "launcher.signal": "a launcher or worker received a signal: signal, pid",
-    "launcher.killing": "a launcher kills its workers because one failed: pid, exitcode",
+    "launcher.killing": "a launcher kills its workers because one failed: pid, exitcode, local_rank",
     "launcher.restart": "workers are restarted: attempt, of",
     "launcher.rendezvous_failed": "rendezvous did not complete: error",
     "python.exception": "an uncaught exception: type, message, frames (list, innermost first), caused_by, "
     "local_rank (as the launcher labels its line), thread (it ended that thread, not the process)",
     "python.fatal": "the interpreter died (faulthandler, segfault): reason",
     "log.kernel_warning": "accelerate warns of a kernel below 5.5: version",
+    "log.bus_error": "PyTorch says that a loader worker met a bus error: /dev/shm was full (text only)",
     "log.clock_skew": "a tool says that the clocks of the nodes differ",
     "log.stale_lock": "a lock file of another (or an earlier) process is in the way",
     "log.progress": "the last sign of life of a rank's loop: step, epoch, total, what (train, eval, tokenizer, save …)",

@@ -1,4 +1,4 @@
-"""Events of Slurm's and Kubernetes' own messages in a job's output."""
+"""Events of Slurm's, Kubernetes' and Ray's own messages in a job's output."""
 
 from __future__ import annotations
 
@@ -13,4 +13,5 @@ SLURM = {
     "k8s.pod_ended": "the kubelet ended or evicted a container: reason (OOMKilled, Evicted, Preempted, "
     "DeadlineExceeded), "
     "pod, exitcode",
+    "ray.oom_kill": "Ray's memory monitor killed a worker of a node that was nearly out of memory: address, pid",
 }

@@ -91,9 +91,9 @@ W0903 11:37:51.1 1 torch/x.py:916] Unable to shutdown process 51010 via Signals.
     ("text", "rank", "local_rank", "exitcode"),
     [
         (
-            "[ERROR] [launch.py:341:sigkill_handler] ['python', '-u', 't.py', '--local_rank=3'] exits with return code = -9",
+            "[ERROR] [launch.py:341:sigkill_handler] ['python', '-u', 't.py', '--local_rank=0'] exits with return code = -9",
             None,
-            3,
+            0,
             -9,
         ),
         ("mpirun noticed that process rank 3 with PID 0 on node gn12 exited on signal 9 (Killed).", 3, None, -9),
@@ -111,9 +111,32 @@ def test_other_launchers(text: str, rank: int | None, local_rank: int | None, ex
 def test_deepspeed_says_which_ranks_are_where() -> None:
     text = """
 [INFO] [launch.py:163:main] global_rank_mapping=defaultdict(<class 'list'>, {'w-1': [8, 9, 10, 11]})
-[ERROR] [launch.py:341:sigkill_handler] ['python', 't.py', '--local_rank=2'] exits with return code = 1
+[ERROR] [launch.py:341:sigkill_handler] ['python', 't.py', '--local_rank=2'] exits with return code = -9
 """
-    assert event_in(text, CHILD).rank == 10
+    event = event_in(text, CHILD)
+    assert (event.get("last_started"), event.get("last_rank")) == (2, 10)
+
+
+@pytest.mark.parametrize(("code", "last"), [(1, None), (-11, None), (-9, 3)])
+def test_deepspeed_names_the_process_it_started_last_and_not_the_one_that_failed(code: int, last: int | None) -> None:
+    text = (
+        f"[ERROR] [launch.py:341:sigkill_handler] ['python', 't.py', '--local_rank=3'] exits with return code = {code}"
+    )
+    event = event_in(text, CHILD)
+    assert (event.rank, event.get("local_rank"), event.get("last_started")) == (None, None, last)
+
+
+def test_the_engine_of_vllm_says_how_its_worker_ended() -> None:
+    event = event_in("ERROR 06-11 12:01:10 utils.py:120] Worker VllmWorkerProcess pid 711 died, exit code: -9", CHILD)
+    assert (event.get("pid"), event.get("exitcode"), event.rank) == (711, -9, None)
+
+
+def test_ray_names_the_node_whose_memory_was_full() -> None:
+    text = (
+        "(raylet) node_manager.cc:3287: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers "
+        "crashed due to other reasons at node (ID: 77aa, IP: 10.1.1.4) over the last time period."
+    )
+    assert event_in(text, "ray.oom_kill").host == "10.1.1.4"
 
 
 def test_chained_exceptions_are_one_event() -> None:

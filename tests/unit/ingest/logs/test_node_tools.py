@@ -110,6 +110,19 @@ def test_variables_wherever_they_are_set(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+        "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.21.5",
+        "or disable the heartbeat monitor (TORCH_NCCL_ENABLE_MONITORING=0).If either of aforementioned helps",
+        'Please set `NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1" or use `accelerate launch`',
+    ],
+)
+def test_advice_in_an_error_text_sets_nothing(text: str) -> None:
+    assert settings(text, Environment) == {}
+
+
+@pytest.mark.parametrize(
     "text", ["torch==2.5.1+cu124", "torch                    2.5.1+cu124", "torch  2.5.1+cu124  pypi_0"]
 )
 def test_packages_of_pip_and_conda(text: str) -> None:
