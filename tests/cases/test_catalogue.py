@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddiag._paths import rules_folder
+from ddiag.api import diagnose, load
 from ddiag.rulekit.loader import load_rules
 from ddiag.rulekit.root_causes import NO_RULE, ROOT_CAUSES
 
@@ -23,8 +24,15 @@ def test_it_has_a_rule_or_a_reason(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", [cause for cause in ROOT_CAUSES if cause not in NO_RULE])
 def test_it_has_a_case_of_ours_that_fires(cause: str) -> None:
-    firing = [json.loads(path.read_text())["root_causes"] for path in CASES.glob(f"{cause.lower()}-*/expected.json")]
-    assert any(cause in accepted for accepted in firing)
+    """As the primary cause; what is only ever worth a remark (red herrings, clocks apart) is found beside it."""
+    cases = [path.parent for path in CASES.glob(f"{cause.lower()}-*/expected.json")]
+    accepted = [json.loads((case / "expected.json").read_text())["root_causes"] for case in cases]
+    assert any(cause in causes for causes in accepted) or any(cause in _found(case) for case in cases)
+
+
+def _found(case: Path) -> set[str]:
+    diagnosis = diagnose(load([str(path) for path in case.glob("input*")]))
+    return {finding.root_cause for finding in diagnosis.findings}
 
 
 def test_cases_are_named_after_what_they_are() -> None:

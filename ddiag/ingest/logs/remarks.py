@@ -25,6 +25,8 @@ class Remarks:
         "/lock",
         ".lock",
         "File exists: ",
+        "negative travel",
+        "not* synchronized",
     )
 
     def line(self, line: Line) -> Iterator[Seen]:
