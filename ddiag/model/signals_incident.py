@@ -207,6 +207,8 @@ class Stall:
     """One sentence that a person can check."""
     settle: str = ""
     """The capture that would decide, when this does not."""
+    seen_waiting: int = 0
+    """Ranks whose logs say that they wait in this group's call; 0 where dumps or stacks tell."""
     where: str | None = None
     """Line of user code at which the culprit is or was last seen."""
     phase: str = ""

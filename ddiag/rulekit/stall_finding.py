@@ -66,7 +66,13 @@ def who(stall: Stall) -> str:
 
 def waiting(stall: Stall) -> str:
     """``7 ranks wait``, ``one rank waits``."""
-    return "one rank waits" if len(stall.victims) == 1 else f"{len(stall.victims):,} ranks wait"
+    count = _waiting(stall)
+    return "one rank waits" if count == 1 else f"{count:,} ranks wait"
+
+
+def _waiting(stall: Stall) -> int:
+    """Those that were seen to; victims of other groups wait elsewhere."""
+    return stall.seen_waiting or len(stall.victims)
 
 
 def doing(stall: Stall) -> str:
@@ -87,7 +93,7 @@ def _groups(stall: Stall) -> tuple[str, ...]:
 def _rows(stall: Stall) -> tuple[Evidence, ...]:
     source = stall.origin
     rows = [Evidence("waited for in", place(stall), "", None, source)] if stall.op or stall.seq is not None else []
-    count = len(stall.victims) or len(stall.candidates)  # where nobody can be told from the others, all wait
+    count = _waiting(stall) or len(stall.candidates)  # where nobody can be told from the others, all wait
     if count:
         rows.append(Evidence("ranks that wait", count, "rank" if count == 1 else "ranks", None, source))
     if stall.mismatch:

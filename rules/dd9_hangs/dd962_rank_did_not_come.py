@@ -86,5 +86,6 @@ def _title(stall: Stall) -> str:
         could = f"; {name_ranks(stall.candidates)} left no evidence" if stall.candidates else ""
         return f"{others}, and the evidence does not say for whom{could}"
     if stall.verdict == "suspect_by_absence":
-        return f"{who(stall)} left no dump or line, and {others}"
+        does = "does" if len(stall.culprits) == 1 else "do"
+        return f"{who(stall)} {does} not show up in {place(stall)}, where {waiting(stall)}"
     return f"{who(stall)} did not come: {others}"

@@ -229,9 +229,16 @@ def _members(waits: list[Wait]) -> list[int]:
     return [base + stride * at for at in range(max(waits[0].size or 0, second + 1))]
 
 
+def _there_by_status(rank: int, node: tuple[str, str, int, int] | None, log: Told) -> bool:
+    """Its own counts say that it has enqueued the call and not completed it, though it printed no time-out."""
+    enqueued, completed = log.status.get((rank, node[1]), (None, None)) if node is not None else (None, None)
+    return node is not None and enqueued is not None and completed is not None and completed < node[2] <= enqueued
+
+
 def _silent(log: Told) -> Verdict:
     """Everybody who printed waits in the same place: those who did not print are suspects."""
-    node, silent = _place(log), log.silent
+    node = _place(log)
+    silent = tuple(rank for rank in log.silent if not _there_by_status(rank, node, log))
     if silent and any(_LEFT_OUT.search(wait.event.text) for wait in log.waits):
         return Verdict("undecided", (), silent, "low", node, log.waiting)
     if log.healthy_counts or not silent:

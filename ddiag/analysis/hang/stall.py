@@ -167,6 +167,7 @@ def _stall(found: Verdict, known: Known, origin: str) -> Stall:
         seq=hints.seq,
         op=hints.op or None,
         why="",
+        seen_waiting=_seen_waiting(found, known.log) if origin == "watchdog" else 0,
         where=_where(found, doing, hints.frames) or _stands_at(found, around),
         phase=doing.phase if doing is not None else "",
         ahead=tuple(sorted(hints.ahead & set(found.culprits))),
@@ -183,6 +184,11 @@ def _stall(found: Verdict, known: Known, origin: str) -> Stall:
         said_source=doing.source if doing is not None else "",
     )
     return replace(result, why=why(result), settle=settle_with(result, known.place))
+
+
+def _seen_waiting(found: Verdict, log: Told) -> int:
+    group = found.node[1] if found.node is not None else None
+    return len({wait.rank for wait in log.waits if wait.group == group} - set(found.culprits))
 
 
 def _with_unsigned(found: Verdict, around: Context) -> Context:

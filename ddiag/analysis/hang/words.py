@@ -26,10 +26,12 @@ def call(stall: Stall) -> str:
 
 def why(stall: Stall) -> str:
     """What was compared with what."""
-    waiting = f"{len(stall.victims):,} ranks wait" if len(stall.victims) != 1 else "one rank waits"
+    count = stall.seen_waiting or len(stall.victims)
+    waiting = f"{count:,} ranks wait" if count != 1 else "one rank waits"
     if stall.cause == SLOW_CHECKPOINT:
         return "every rank is in a checkpoint, and the coordinator runs out of time before all parts have come"
     who, what = ranks(stall.culprits), call(stall)
+    does = "does" if len(stall.culprits) == 1 else "do"
     circle = ", ".join(f"rank {rank} in {place}" for rank, place in stall.cycle[:8])
     sentences = {
         "late": f"{who} did not come to {what}, in which or behind which {waiting}",
@@ -39,7 +41,7 @@ def why(stall: Stall) -> str:
         "gpu_side": f"{who} enqueued {what} but its GPU never began it; all others did",
         "partly_done": f"others completed {what}; {who} took part and did not",
         "in_flight": f"every rank that was seen is in {what} with the same arguments, and none leaves it",
-        "suspect_by_absence": f"everybody waits in {what}; only {who} left no dump or line",
+        "suspect_by_absence": f"everybody waits in {what}; only {who} {does} not show up there",
         "running": "no rank waits in a call",
     }
     open_question = f"{waiting} in {what}; the evidence of {ranks(stall.candidates)} is missing or equal"

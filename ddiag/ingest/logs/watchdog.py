@@ -24,7 +24,8 @@ _ENDED = re.compile(r"watchdog thread terminated with exception: (?P<error>.+)")
 _STACK = re.compile(r"Stack trace of the failed collective: ?")
 _FRAME = re.compile(r"#(\d+) (?P<name>.+?) from (?P<file>\S+):(?P<line>\d+)")
 _DUMP = re.compile(
-    r"Received a (?:global )?(?:dump signal|timeout)(?: due to .*?)? from\s+(?:rank (?P<rank>\d+)|another rank)|"
+    r"Received a (?:global )?(?:dump signal|timeout)(?: due to .*?)? from\s+"
+    r"(?:rank (?P<rank>\d+)|another rank|this local rank)|"
     r"Observed flight recorder dump signal from another rank"
 )
 _REPEATED = re.compile(r"what\(\):|terminated with exception")

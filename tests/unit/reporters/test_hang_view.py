@@ -17,6 +17,7 @@ from ddiag.reporters.hang_grid import groups_grid
 from ddiag.reporters.hang_terminal import HangReporter
 from ddiag.reporters.hang_view import HangView, hang_view
 from ddiag.reporters.hang_words import headline, short_frame
+from ddiag.rulekit.finding import Confidence
 from tests.factories import make_signals
 from tests.report_cases import make_diagnosis, make_finding
 
@@ -52,8 +53,15 @@ def view(one: Stall, *events: Event, run: Run | None = None) -> HangView:
     return found
 
 
-def screen(one: Stall, *, width: int = 80, run: Run | None = None, **more: Any) -> str:
-    found = make_diagnosis([make_finding()], ranks=4)
+def screen(
+    one: Stall,
+    *,
+    width: int = 80,
+    run: Run | None = None,
+    confidence: Confidence = Confidence.HIGH,
+    **more: Any,
+) -> str:
+    found = make_diagnosis([replace(make_finding(), confidence=confidence)], ranks=4)
     return HangReporter(width=width, view=view(one, run=run), **more).render(found, signals(one))
 
 
@@ -155,7 +163,9 @@ def test_without_unicode_the_screen_is_ascii() -> None:
 
 
 def test_what_would_settle_it_is_said() -> None:
-    assert "To settle it: the dump of rank 7" in screen(stall(settle="the dump of rank 7"))
+    open_ = stall(settle="the dump of rank 7")
+    assert "To settle it: the dump of rank 7" in screen(open_, confidence=Confidence.MEDIUM)
+    assert "To settle it" not in screen(open_, confidence=Confidence.HIGH)
 
 
 def test_the_state_of_the_culprit_s_process_is_shown() -> None:
