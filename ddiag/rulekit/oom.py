@@ -114,9 +114,9 @@ def culprit_ranks(found: Iterable[Oom], deaths: Deaths | None, facts: JobFacts |
     return () if ranks == tuple(range(world)) else ranks
 
 
-def gravity(found: Iterable[Oom]) -> tuple[Severity, State]:
-    """A program that catches the error and skips the batch goes on, poorer."""
-    if all(one.handled for one in found):
+def gravity(found: Iterable[Oom], deaths: Deaths | None) -> tuple[Severity, State]:
+    """A program that catches the error and skips the batch, or takes a smaller one, goes on, poorer."""
+    if all(one.handled for one in found) or not _fatal(deaths):
         return Severity.WARNING, State.DEGRADED
     return Severity.CRITICAL, State.CRASHED
 
@@ -127,3 +127,9 @@ def numbers(one: Oom) -> str:
         f"{human_bytes(one.allocated)} allocated + {human_bytes(one.unallocated)} reserved but unallocated of "
         f"{human_bytes(one.capacity)}, {human_bytes(one.free)} free, {human_bytes(one.tried)} asked for"
     )
+
+
+def _fatal(deaths: Deaths | None) -> bool:
+    """A process died that had run out of memory; where it went on working after the message, none did."""
+    dead = (*deaths.first, *deaths.cascade) if deaths is not None else ()
+    return any(death.cause == "cuda_oom" or any(e.kind == "cuda.oom" for e in death.events) for death in dead)

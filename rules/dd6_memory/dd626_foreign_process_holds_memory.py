@@ -51,7 +51,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     worst = max(found, key=lambda one: one.foreign)
     pids = _pids(found)
     ranks = culprit_ranks(found, signals.get(Deaths), signals.get(JobFacts))
-    severity, state = gravity(found)
+    severity, state = gravity(found, signals.get(Deaths))
     who = f"process {', '.join(map(str, pids[: limits.pids]))}" if pids else "something other than this process"
     yield Finding(
         title=f"{who} holds {human_bytes(worst.foreign)} of {worst.gpu}'s {human_bytes(worst.capacity)}",

@@ -59,7 +59,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     below = [e for e in events.of("cuda.oom_driver") if e.word("what") != "pinned"]
     if found:
         worst = max(found, key=lambda one: one.outside)
-        severity, state = gravity(found)
+        severity, state = gravity(found, signals.get(Deaths))
         yield Finding(
             title=f"{human_bytes(worst.outside)} of {worst.gpu} are this process's own, but outside PyTorch's "
             f"allocator",

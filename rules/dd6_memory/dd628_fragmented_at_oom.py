@@ -65,13 +65,15 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     found = of_reason(events, FRAGMENTED)
     if found:
         named = culprit_ranks(found, signals.get(Deaths), signals.get(JobFacts))
-        yield _at_oom(found, named, signals.get(Settings))
+        yield _at_oom(found, named, signals.get(Settings), signals.get(Deaths))
     yield from _before_oom(events, limits)
 
 
-def _at_oom(found: tuple[Oom, ...], ranks: tuple[int, ...], settings: Settings | None) -> Finding:
+def _at_oom(
+    found: tuple[Oom, ...], ranks: tuple[int, ...], settings: Settings | None, deaths: Deaths | None
+) -> Finding:
     worst = max(found, key=lambda one: one.unallocated)
-    severity, state = gravity(found)
+    severity, state = gravity(found, deaths)
     already = settings is not None and any("expandable_segments:True" in one.value for one in settings.of("env"))
     return Finding(
         title=f"{human_bytes(worst.unallocated)} of {worst.gpu} are reserved but too fragmented for a request of "

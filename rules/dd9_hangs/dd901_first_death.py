@@ -112,6 +112,8 @@ def _finding(first: Sequence[Death], deaths: Deaths, facts: JobFacts | None, lim
 def _title(first: Sequence[Death], ranks: Sequence[int], deaths: Deaths, *, everybody: bool) -> str:
     what = first[0].what
     place = f" in {first[0].where}" if first[0].where else ""
+    if first[0].host and any(event.kind == "slurm.node_fail" for event in first[0].events):
+        return f"host {first[0].host} failed, says Slurm, and its ranks died first"
     if everybody:
         return f"{name_ranks(ranks)} fail alike: {what}{place}"
     if not deaths.ordered and len(deaths.first) > 1:

@@ -58,9 +58,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     named = culprit_ranks(found, signals.get(Deaths), facts)
     worst = max(found, key=lambda one: one.tried)
-    severity, state = gravity(found)
+    severity, state = gravity(found, signals.get(Deaths))
     yield Finding(
-        title=_title(worst),
+        title=_title(worst, {one.gpu for one in found}),
         severity=severity,
         confidence=Confidence.HIGH if worst.allocated else Confidence.MEDIUM,
         culprits=Culprits(ranks=named, hosts=hosts_of(one.event for one in found) if named else ()),
@@ -76,11 +76,12 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     )
 
 
-def _title(one: Oom) -> str:
+def _title(one: Oom, gpus: set[str]) -> str:
+    subject = f"{one.gpu} is" if len(gpus) == 1 else f"{len(gpus)} GPUs are"
     if not one.capacity:
-        return f"{one.gpu} is out of memory: {human_bytes(one.tried)} more did not fit"
+        return f"{subject} out of memory: {human_bytes(one.tried)} more did not fit"
     return (
-        f"{one.gpu} is full: {human_bytes(one.allocated)} of {human_bytes(one.capacity)} hold live tensors, "
+        f"{subject} full: {human_bytes(one.allocated)} of {human_bytes(one.capacity)} hold live tensors, "
         f"{human_bytes(one.tried)} more did not fit"
     )
 
