@@ -82,7 +82,8 @@ def told(events: Events, world: Iterable[int], *, healthy_counts: bool = False) 
             status[rank, _group(event)] = (event.integer("last_enqueued"), event.integer("last_completed"))
     known = {*world, *(wait.rank for wait in first.values()), *(e.rank for e in events.all if e.rank is not None)}
     known |= {rank for event in events.of("c10d.desync", "c10d.monitored_barrier") for rank in _mentioned(event)}
-    whole = tuple(range(max(known) + 1)) if known else ()
+    size = max((event.integer("nranks") or 0 for event in events.of("nccl.init")), default=0)
+    whole = tuple(range(max(max(known) + 1, size))) if known else ()
     return Told(tuple(first.values()), whole, status, healthy_counts)
 
 
