@@ -61,7 +61,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     size = max(round((buckets.best_bytes or 25 * MIB) / MIB), 1)
     yield Finding(
-        title=f"{per_backward:.0f} reduction(s) of up to {human_bytes(buckets.largest_bytes)} per backward: "
+        title=f"{per_backward:.0f} {'reduction' if round(per_backward) == 1 else 'reductions'} of up to "
+        f"{human_bytes(buckets.largest_bytes)} per backward: "
         "too large to overlap",
         severity=severity_for(share, warning=limits.tail_share, critical=limits.critical_share),
         confidence=Confidence.HIGH if buckets.predicted_gain_ms is not None else Confidence.MEDIUM,

@@ -57,7 +57,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if share < limits.exposed_share:
         return
     yield Finding(
-        title=f"all parameters are one unit: {units.gathers_per_step:.0f} gather(s) per step of "
+        title=f"all parameters are one unit: {units.gathers_per_step:.0f} "
+        f"{'gather' if round(units.gathers_per_step) == 1 else 'gathers'} per step of "
         f"{human_bytes(units.largest_gather_bytes)}",
         severity=severity_for(share, warning=limits.exposed_share, critical=limits.critical_share),
         confidence=Confidence.HIGH if budget.n_steps >= 3 else Confidence.MEDIUM,

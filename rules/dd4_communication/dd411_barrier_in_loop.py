@@ -61,7 +61,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     own_ms = max(exposed_ms - wait_ms, 0.0)
     yield Finding(
-        title=f"{count:.0f} barrier(s) in every step, {exposed_ms:.1f} ms of it exposed",
+        title=f"{count:.0f} {'barrier' if round(count) == 1 else 'barriers'} in every step, "
+        f"{exposed_ms:.1f} ms of it exposed",
         severity=Severity.WARNING if share >= limits.warning_share else Severity.INFO,
         confidence=Confidence.HIGH if comm.matched_ranks >= 2 else Confidence.MEDIUM,
         culprits=Culprits(groups=tuple(sorted(set(barriers["group"].to_list())))),

@@ -47,7 +47,7 @@ class Mismatch:
 
 def say(signature: Signature, *, with_type: bool = False) -> str:
     op, size, dtype = signature
-    elements = f" of {size:,} elements" if size is not None else ""
+    elements = f" of {size:,} {'element' if size == 1 else 'elements'}" if size is not None else ""
     return f"{op}{elements}" + (f" ({dtype})" if with_type and dtype else "")
 
 
