@@ -94,10 +94,17 @@ def _finding(first: Sequence[Death], deaths: Deaths, events: Events, facts: JobF
         why="the kernel says so"
         if shown
         else "nobody else is seen to have sent the signal: no time limit, no preemption, no launcher",
-        doubt="" if sure else "a person or a node agent may have sent SIGKILL; dmesg of the node decides",
+        doubt="" if sure else _doubt(first),
         state=State.CRASHED,
         began_ns=began_ns(first),
     )
+
+
+def _doubt(first: Sequence[Death]) -> str:
+    """What a kill that nobody proves may be; DeepSpeed names the process that it started last."""
+    last = any(event.integer("last_started") is not None for death in first for event in death.events)
+    other = "; DeepSpeed prints the command of the last process it started, so the rank may be another" if last else ""
+    return f"a person or a node agent may have sent SIGKILL; dmesg of the node decides{other}"
 
 
 def _loads(event: Event) -> bool:
