@@ -24,6 +24,9 @@ Read = Callable[[Source], Outcome]
 
 SMALL_BYTES = 80 << 20
 """Less text than this in all is read faster here than in new processes, which take most of a second to start."""
+_TRACES = (".json", ".gz", ".zst", ".pb", ".zip")
+_LOG_COSTS = 8
+"""A byte of a log or dump takes about this many times as long as one of a trace."""
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _DIED = "the process reading it died (out of memory?): give it alone or with --jobs 1 on a machine with more memory"
 
@@ -34,10 +37,15 @@ def read_all(
     """What came of each source, in order."""
     count = min(jobs or os.cpu_count() or 1, len(sources))
     report = _Report(len(sources), progress)
-    if count > 1 and (jobs or sum(source.text_bytes for source in sources) >= SMALL_BYTES):
+    if count > 1 and (jobs or sum(map(_work, sources)) >= SMALL_BYTES):
         outcomes = _in_processes(sources, count, report, read)
         return [outcomes[place] for place in range(len(sources))]
     return [_read_here(source, report, read) for source in sources]
+
+
+def _work(source: Source) -> int:
+    """Bytes of trace that take as long to read; the name is a good enough hint for that."""
+    return source.text_bytes * (1 if source.name.endswith(_TRACES) else _LOG_COSTS)
 
 
 def _read_here(source: Source, report: _Report, read: Read) -> Outcome:

@@ -17,15 +17,20 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"\bepoch\b'?[ =:#\[]{1,4}(?P<epoch>\d+(?:\.\d+)?)", re.IGNORECASE)
 _RANK = re.compile(r"\b[Rr]ank[ =:#]?\s?(\d+)\b")
-_KINDS: tuple[tuple[str, str], ...] = (
-    ("tokenizer", r"token[iy]z|\bmap\b|num_proc|preprocess"),
-    ("load", r"loading (?:checkpoint|model|weights|data|pipeline)"),
-    ("download", r"download|fetching|shards?:"),
-    ("save", r"sav(?:e|ing)|writing"),
-    ("eval", r"\bval|eval|test"),
-    ("compile", r"compil|capturing|autotun"),
-    ("generate", r"generat|rollout|sampling"),
+_KINDS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("tokenizer", r"token[iy]z|\bmap\b|num_proc|preprocess"),
+        ("load", r"loading (?:checkpoint|model|weights|data|pipeline)"),
+        ("download", r"download|fetching|shards?:"),
+        ("save", r"sav(?:e|ing)|writing"),
+        ("eval", r"\bval|eval|test"),
+        ("compile", r"compil|capturing|autotun"),
+        ("generate", r"generat|rollout|sampling"),
+    )
 )
+_KIND = re.compile("|".join(pattern.pattern for _, pattern in _KINDS), re.IGNORECASE)
+"""Any of them: most lines are of none."""
 _MACHINES = re.compile(
     r'^File "|ProcessGroup|NCCL (INFO|WARN)|Watchdog|Error\b.*:|Traceback|\.cpp:\d+\]|warn|slurmstepd|srun: |'
     r"torch/distributed/|torch\.distributed\.elastic|death signal|[Kk]illing subprocess|return code"
@@ -126,7 +131,10 @@ def _epoch(text: str) -> float | None:
 
 
 def _kind(words: str) -> str:
-    return next((kind for kind, pattern in _KINDS if re.search(pattern, words, re.IGNORECASE)), "train")
+    found = _KIND.search(words)
+    if found is None:
+        return "train"
+    return next(kind for kind, pattern in _KINDS if pattern.search(words))
 
 
 class Phases:
