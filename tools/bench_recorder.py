@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench_recorder", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=32, help="counted steps of a block")
-    parser.add_argument("--python", default=sys.executable, help="whose torch is measured")
+    parser.add_argument("--python", type=os.path.abspath, default=sys.executable, help="whose torch is measured")
     parser.add_argument("--tiers", help="comma-separated; default: all this torch has")
     parser.add_argument("--instructions", action="store_true", help="count instructions as well (minutes)")
     parser.add_argument("--no-traceml", action="store_true")
