@@ -6,7 +6,6 @@ Python keeps what it printed last as an uncaught exception; so nothing has to be
 from __future__ import annotations
 
 import sys
-import sysconfig
 from pathlib import Path
 from types import TracebackType
 
@@ -15,11 +14,6 @@ from ddiag.schema.secrets import redact
 
 MAX_CHARACTERS = 300
 """Of the message."""
-_LIBRARIES = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    str(Path(__file__).parents[1]),
-)
-"""And ourselves: a call that failed may have gone through a stand-in of ours."""
 
 
 def tell(active: Recorder) -> None:
@@ -42,10 +36,21 @@ def _first_line(text: str) -> str:
 def _where(trace: TracebackType | None) -> str | None:
     """``file:line in function`` of the innermost frame that is no library's, else of the innermost."""
     innermost = own = None
+    libraries = _libraries()
     while trace is not None:
         code = trace.tb_frame.f_code
         innermost = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
-        if not code.co_filename.startswith((*_LIBRARIES, "<")):
+        if not code.co_filename.startswith((*libraries, "<")):
             own = innermost
         trace = trace.tb_next
     return own or innermost
+
+
+def _libraries() -> set[str]:
+    """Folders that are no user's code, ours too: a call that failed may have gone through a stand-in of ours.
+
+    Asked for at the end only: the first look at these paths costs a training process milliseconds.
+    """
+    import sysconfig
+
+    return {*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}

@@ -13,7 +13,7 @@ from ddiag.errors import InputError
 from ddiag.ingest.clues import Clues
 from ddiag.ingest.discover import discover, why_unreadable
 from ddiag.ingest.flight_pickle import plain_objects
-from ddiag.ingest.sniff import HEAD_BYTES, sniff
+from ddiag.ingest.sniff import HEAD_BYTES, begins_with_key, sniff
 from ddiag.ingest.sources import STORAGE_ERRORS, PlainText, Source, open_text
 from ddiag.ingest.trace import UnusableError
 from ddiag.schema.redaction import Redactor
@@ -167,7 +167,7 @@ def _pieces(text: PlainText) -> Iterator[bytes]:
 
 def matches(head: bytes, _name: str) -> bool:
     """The manifest of a bundle."""
-    return head.lstrip()[:40].replace(b" ", b"").replace(b"\n", b"").startswith(b'{"' + MARK.encode() + b'":')
+    return begins_with_key(head, MARK)
 
 
 def read(source: Source, text: PlainText) -> Clues:

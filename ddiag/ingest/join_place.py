@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
@@ -48,8 +47,7 @@ def _stated(clues: Clues) -> Iterable[str]:
         yield clues.host
     for table in clues.tables.values():
         if "host" in table.columns:
-            counted = Counter(table["host"].drop_nulls().to_list())
-            yield from counted
+            yield from table["host"].drop_nulls().unique().to_list()
 
 
 def _holds(label: str, host: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddiag.errors import InputError
 from ddiag.ingest.clues import Clues, to_tables
+from ddiag.ingest.sniff import begins_with_key
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import UnusableError
 from ddiag.model.incident import NodeFact, Seen, Setting
@@ -18,7 +19,7 @@ _SETTINGS = {"env": "env", "package.version": "package"}
 
 def matches(head: bytes, _name: str) -> bool:
     """A JSON object whose first key is the report's mark."""
-    return head.lstrip()[:40].replace(b" ", b"").replace(b"\n", b"").startswith(b'{"' + MARK.encode() + b'":')
+    return begins_with_key(head, MARK)
 
 
 def read(source: Source, text: PlainText) -> Clues:

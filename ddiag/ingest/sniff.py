@@ -81,6 +81,11 @@ def sniff(head: bytes) -> Sniff:
     return Sniff("", why) if why else Sniff(TEXT)
 
 
+def begins_with_key(head: bytes, key: str) -> bool:
+    """A JSON object whose first key is *key*, as our own files are marked."""
+    return re.match(rb'\s*\{\s*"' + re.escape(key.encode()) + rb'"\s*:', head) is not None
+
+
 def could_have_later_events(head: bytes) -> bool:
     """A JSON object whose ``traceEvents`` may come after a long header."""
     return bool(_OBJECT.match(head.removeprefix(b"\xef\xbb\xbf"))) and not _NODES.search(head)

@@ -62,6 +62,8 @@ class Redactor:
     """User names known beforehand; others are learnt from home folders."""
     counts: Counter[str] = field(default_factory=Counter)
     _words: dict[tuple[str, str], str] = field(default_factory=dict)
+    _seen: Counter[str] = field(default_factory=Counter)
+    """Different words of each kind so far."""
 
     def text(self, text: str) -> str:
         """*text* fit to be handed on."""
@@ -143,7 +145,8 @@ class Redactor:
     def _word(self, kind: str, found: str, form: str) -> str:
         key = (kind, found)
         if key not in self._words:
-            number = 1 + sum(other == kind for other, _ in self._words)
+            self._seen[kind] += 1
+            number = self._seen[kind]
             self._words[key] = form.format(number, high=number // 250, low=number % 250 + 1)
         return self._words[key]
 

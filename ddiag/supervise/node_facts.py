@@ -83,12 +83,13 @@ def _machine() -> dict[str, Any]:
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "numa_nodes": {name: read_text(f"/sys/devices/system/node/{name}/cpulist").strip() for name in nodes},
         "memory_bytes": (field(read_text("/proc/meminfo"), "MemTotal") or 0) * 1024 or None,
-        "driver": _driver(),
+        "driver": driver_version(),
     }
 
 
-def _driver() -> str | None:
-    match = re.search(r"Module\s+(\d+[.\d]*)", read_text("/proc/driver/nvidia/version"))
+def driver_version() -> str | None:
+    """Of NVIDIA's kernel module, open or not; None without it."""
+    match = re.search(r"Module\s+(?:for \w+\s+)?(\d+[.\d]*)", read_text("/proc/driver/nvidia/version"))
     return match[1] if match else None
 
 

@@ -131,7 +131,8 @@ WORDS: Mapping[str, Words] = MappingProxyType(
         "nccl.duplicate_gpu": _plain("two ranks use one GPU"),
         "nccl.cuda_failure": _of("a CUDA call of NCCL failed: {}", "message"),
         "nccl.peer_lost": _plain("lost an NCCL peer"),
-        "process.state": _of("process is in state {}", "state"),
+        "process.stopped": _plain("is stopped (SIGSTOP, Ctrl-Z or a debugger)"),
+        "process.gone": _plain("its process is gone"),
     }
 )
 """kind -> words without who and when; empty words = not part of the story."""

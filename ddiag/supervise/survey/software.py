@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distributions, version
@@ -11,7 +10,7 @@ from pathlib import Path
 from shutil import which
 
 from ddiag.schema.node import CouldNot, Fact
-from ddiag.supervise.node_facts import allowed
+from ddiag.supervise.node_facts import allowed, driver_version
 from ddiag.supervise.proc import read_text
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "lightning", "triton", "flash-attn", "numpy", "py-spy")
@@ -30,9 +29,9 @@ def facts() -> Iterator[Fact | CouldNot]:
         yield Fact("nccl.packages", ", ".join(nccl))
     preloaded = [name for name in ("LD_PRELOAD", "LD_LIBRARY_PATH") if "nccl" in os.environ.get(name, "").lower()]
     yield Fact("nccl.replaced_by_environment", bool(preloaded))
-    driver = re.search(r"Module\s+(?:for \w+\s+)?(\d+[.\d]*)", read_text("/proc/driver/nvidia/version"))
+    driver = driver_version()
     if driver:
-        yield Fact("driver.version", driver[1])
+        yield Fact("driver.version", driver)
     yield from (Fact("env", value, name) for name, value in sorted(allowed(os.environ).items()))
     yield from _clock()
     yield Fact("process.blocked", len(_in_state("D")))
