@@ -25,6 +25,12 @@ PEAKS = (
 )
 
 
+DEVICE_WORDS = (
+    "Solid is allocated to tensors, dotted is reserved by the allocator; a wide gap between them is fragmentation."
+)
+HOST_WORDS = "Of a recording, the resident memory of each rank's process; of a trace, what its tensors hold."
+
+
 def peaks(memory: Memory) -> pl.DataFrame:
     """Peak per rank and device, fullest first, with its share of the capacity."""
     used = pl.coalesce("peak_reserved_bytes", "peak_allocated_bytes")
@@ -41,6 +47,7 @@ def memory_timeline(signals: Signals, culprits: Sequence[int] = ()) -> Chart | N
     pairs = [(r, d) for r, d in order.select("rank", "device").iter_rows()]
     pairs.sort(key=lambda pair: pair[0] not in set(culprits))
     lines = pairs[:MOST_LINES]
+    on_host = all(device == "cpu" for _, device in pairs)
     start, figure = min(memory.timeline["ts_ns"].to_list()), go.Figure()
     for (rank, device), colour in zip(lines, SERIES, strict=False):
         mine = memory.timeline.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("ts_ns")
@@ -58,16 +65,16 @@ def memory_timeline(signals: Signals, culprits: Sequence[int] = ()) -> Chart | N
     style(
         figure,
         height=300,
-        xaxis=axis("ms since the first allocator event", tickformat=",~r"),
+        xaxis=axis("ms since the first value", tickformat=",~r"),
         yaxis=axis("GiB", rangemode="tozero", tickformat=",~r"),
         showlegend=True,
         legend=TOP_LEGEND,
     )
     return Chart(
         "memory-timeline",
-        "Device memory over time",
+        "Host memory over time" if on_host else "Device memory over time",
         "GiB",
-        "Solid is allocated to tensors, dotted is reserved by the allocator; a wide gap between them is fragmentation.",
+        HOST_WORDS if on_host else DEVICE_WORDS,
         figure,
         make_table("memory-timeline-data", "Peak memory per rank", PEAKS, order),
         note=f"{len(lines)} of {len(pairs):,} devices: the fullest and those named in findings."
