@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,7 @@ from ddiag.ingest.recorded_choice import Job
 from ddiag.ingest.recorded_facts import environment
 from ddiag.ingest.recorded_files import whole
 from ddiag.ingest.recorded_process import Placed
-from ddiag.model.incident import EPOCH, Event, Value
+from ddiag.ingest.sampled_devices import device_rows, of_rank, told
 from ddiag.model.tables import TABLES
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python|^<")
@@ -27,11 +26,11 @@ def side_tables(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]
     one_host = job.manifest.host if job.manifest is not None and len(nodes) < 2 else None
     hosts = [host.get(one.process.pid) or one.process.facts.host or one_host for one in placed]
     rows: dict[str, list[dict[str, object]]] = {
-        "ranks": [_rank_row(one, its_host) for one, its_host in zip(placed, hosts, strict=True)],
+        "ranks": [_rank_row(one, its_host, nodes) for one, its_host in zip(placed, hosts, strict=True)],
         "exits": [_exit_row(one, its_host, nodes) for one, its_host in zip(placed, hosts, strict=True)],
         "captures": [_capture_row(one) for one in placed],
         "groups": _group_rows(placed),
-        "devices": [row for node in nodes for row in _device_rows(node)],
+        "devices": [row for node in nodes for row in device_rows(node)],
         "pinned_memory": [row for one in placed for row in _pinned_rows(one)],
         "ddp_unused": [
             {"rank": one.process.rank, "module": module, "looks": looks, "unused_bytes": unused}
@@ -41,17 +40,18 @@ def side_tables(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]
         "config": _config_rows(job, placed),
     }
     found = {name: pl.DataFrame(part, schema=TABLES[name].schema, strict=False) for name, part in rows.items()}
-    faults = to_tables(event for node in nodes for event in _faults(node))
-    return {**found, "counters": counters(nodes), **faults}
+    sampled = to_tables(one for node in nodes for one in told(node))
+    return {**found, "counters": counters(nodes), **sampled}
 
 
-def _rank_row(one: Placed, host: str | None) -> dict[str, object]:
+def _rank_row(one: Placed, host: str | None, nodes: Sequence[NodeSamples]) -> dict[str, object]:
     process = one.process
     steps = one.tables.get("step_summaries")
     on_device = steps is not None and steps["device_reserved_bytes"].is_not_null().any()
     rocm = "rocm" in process.facts.torch
     backends = process.facts.backends
     return {
+        **(of_rank(process.pid, host, nodes) if on_device else {}),
         "rank": process.rank,
         "source": process.sources.label,
         "host": host,
@@ -86,40 +86,6 @@ def _exit_row(one: Placed, host: str | None, nodes: Sequence[NodeSamples]) -> di
 def _where(frames: Sequence[str]) -> str | None:
     """The innermost frame that is no library's."""
     return next((frame for frame in frames if not _LIBRARY.search(frame)), frames[0] if frames else None)
-
-
-def _device_rows(node: NodeSamples) -> Iterator[dict[str, object]]:
-    for index, device in enumerate(_described(node)):
-        ranks = {node.rank_of[pid] for pid in node.users.get(index, ()) if pid in node.rank_of}
-        yield {
-            **{name: device.get(name) for name in ("name", "max_pcie_gen", "max_pcie_width", "max_sm_mhz")},
-            "power_limit_w": device.get("power_limit_w"),
-            "host": node.host,
-            "device": index,
-            "bus_id": _bus_id(device),
-            "ranks": sorted(ranks),
-        }
-
-
-def _described(node: NodeSamples) -> list[Mapping[str, Any]]:
-    devices = node.devices.get("devices")
-    return [one if isinstance(one, Mapping) else {} for one in devices] if isinstance(devices, list) else []
-
-
-def _bus_id(device: Mapping[str, Any]) -> str | None:
-    """``0000:3b:00.0``: NVML writes the domain with eight digits, the kernel with four."""
-    found = device.get("bus_id")
-    return found.lower().removeprefix("0000") if isinstance(found, str) and len(found) == 16 else found
-
-
-def _faults(node: NodeSamples) -> Iterator[Event]:
-    """Faults that the driver reported while it was watched: as dmesg would tell them."""
-    devices = _described(node)
-    for at_ns, index, code in node.xids:
-        bus_id = _bus_id(devices[index]) if 0 <= index < len(devices) else None
-        fields: dict[str, Value] = {"code": code, "bus_id": bus_id}
-        text = f"Xid {code} on device {index} ({bus_id})"
-        yield Event("kernel.xid", fields, host=node.host, ts_ns=at_ns, clock=EPOCH, text=text, source="NVML events")
 
 
 def _pinned_rows(one: Placed) -> Iterator[dict[str, object]]:

@@ -95,6 +95,8 @@ DEVICES = Table(
         Column("name", pl.String, "", "product"),
         Column("bus_id", pl.String, "", "0000:3b:00.0"),
         Column("ranks", pl.List(pl.Int32), "", "whose processes were seen on it; empty when none could be told"),
+        Column("memory_bytes", pl.Int64, "bytes", "its memory"),
+        Column("numa_node", pl.Int32, "", "NUMA node of the host it is attached to"),
         Column("max_pcie_gen", pl.Int32, "", "best generation of its link to the host"),
         Column("max_pcie_width", pl.Int32, "lanes", "most lanes of its link to the host"),
         Column("max_sm_mhz", pl.Int32, "MHz", "highest clock of its multiprocessors"),
