@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from types import TracebackType
 from typing import Literal
 
@@ -12,10 +13,6 @@ from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Flag, Kind, Phase, State
 from ddiag.schema.ring import (
     LIVE_MICRO_STEP,
-    LIVE_PHASE,
-    LIVE_PHASE_SINCE,
-    LIVE_PROGRESS,
-    LIVE_STEP,
     NO_DTYPE,
     NO_NAME,
 )
@@ -39,9 +36,8 @@ class PhaseClock:
 
     def __init__(self, ring: RingWriter, began_ns: int) -> None:
         self.ring = ring
-        self._words = ring.words
-        self._begin = ring.begin
-        self._thread = threading.get_ident()
+        self._bind_ring()
+        self._thread = get_ident()
         self.tid = threading.get_native_id()
         """Native id of the training thread."""
         self._own = threading.local()
@@ -69,24 +65,30 @@ class PhaseClock:
         Only the training thread's phases count for the step; those of other threads are records and nothing else.
         """
         now = now_ns()
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return self._phase_record(phase, now, now, 0, 0, _OPEN, label_id, self._tid())
         if self._untouched:
             self._begin_first_step(now)
         totals = self.totals
         totals.phase_ns[self.current_phase] += now - self._since
         totals.marks += 1
-        token = self._phase_record(phase, now, now, 0, 0, _OPEN, label_id, self.tid)
-        if len(self._open) >= _DEEPEST:
-            self._open.clear()
-        self._open.append((token, phase))
+        # fmt: off
+        token = self._begin(
+            _PHASE, phase, 0, NO_NAME, label_id, self.step, phase, NO_DTYPE, -1, -1, now, now, 0, 0, 0, self.tid, 0.0,
+            _OPEN, self.micro_step,
+        )
+        # fmt: on
+        stack = self._open
+        if len(stack) >= _DEEPEST:
+            stack.clear()
+        stack.append((token, phase))
         self._since = now
         self.current_phase = phase
         if phase == _FORWARD:
             self._forward_seen = True
         elif phase in _STEP_FLAGS:
             totals.flags |= _STEP_FLAGS[phase]
-        self._live(now)
+        self._set_live(self.step, phase, now, now)
         return token
 
     def _begin_first_step(self, now: int) -> None:
@@ -101,13 +103,17 @@ class PhaseClock:
         if token < 0:
             return
         now = now_ns()
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             self.totals.phase_ns[self.current_phase] += now - self._since
             self._since = now
-            self._unwind(token)
-            self.current_phase = self._open[-1][1] if self._open else _NONE
-            self._live(now)
-        self.ring.complete(token, now, _FAILED if failed else _DONE)
+            stack = self._open
+            if stack and stack[-1][0] == token:
+                stack.pop()
+            else:
+                self._unwind(token)
+            phase = self.current_phase = stack[-1][1] if stack else _NONE
+            self._set_live(self.step, phase, now, now)
+        self._complete(token, now, _FAILED if failed else _DONE)
 
     def phase(self, phase: int) -> PhaseSpan:
         """``with active.phase(Phase.LOGGING): …`` for slow paths."""
@@ -115,9 +121,13 @@ class PhaseClock:
 
     def in_phase(self, phase: int) -> bool:
         """The training thread (asked from it) is in *phase*, at whatever depth; other threads: never."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return False
-        return any(one == phase for _, one in self._open)
+        # No generator: this is asked at every mark, and the stack is a few phases deep.
+        for _, one in self._open:  # noqa: SIM110
+            if one == phase:
+                return True
+        return False
 
     @property
     def training(self) -> bool:
@@ -125,13 +135,12 @@ class PhaseClock:
         return not self._untouched
 
     def on_training_thread(self) -> bool:
-        return threading.get_ident() == self._thread
+        return get_ident() == self._thread
 
     def _unwind(self, token: int) -> None:
+        """Close what was left open inside the phase of *token*, and it."""
         stack = self._open
-        if stack and stack[-1][0] == token:
-            stack.pop()
-        elif any(one == token for one, _ in stack):
+        if any(one == token for one, _ in stack):
             while stack.pop()[0] != token:
                 pass
 
@@ -149,7 +158,7 @@ class PhaseClock:
 
     def begin_backward(self) -> int | None:
         """The token for :meth:`end_backward`; None inside another backward (recomputation), or on another thread."""
-        if threading.get_ident() != self._thread or self.in_phase(_BACKWARD):
+        if get_ident() != self._thread or self.in_phase(_BACKWARD):
             return None
         self._leave_stale(_FORWARD)
         self.resume_training()
@@ -188,7 +197,7 @@ class PhaseClock:
 
     def begin_forward(self, *, grad: bool, training: bool) -> int | None:
         """The outermost module that marks itself is called; None when that is part of something else."""
-        if threading.get_ident() != self._thread or self.in_phase(_FORWARD) or self.in_phase(_BACKWARD):
+        if get_ident() != self._thread or self.in_phase(_FORWARD) or self.in_phase(_BACKWARD):
             return None
         if not grad and not training:
             if not self._open:
@@ -217,7 +226,7 @@ class PhaseClock:
 
     def _adopt_thread(self) -> None:
         """Training runs on another thread than the one that activated us."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self.tid = threading.get_native_id()
         self._open.clear()
         self.current_phase = _NONE
@@ -231,11 +240,13 @@ class PhaseClock:
         return tid
 
     def _live(self, now: int) -> None:
-        words = self._words
-        words[LIVE_STEP] = self.step
-        words[LIVE_PHASE] = self.current_phase
-        words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
-        words[LIVE_MICRO_STEP] = self.micro_step
+        self._set_live(self.step, self.current_phase, now, now)
+        self._words[LIVE_MICRO_STEP] = self.micro_step
+
+    def _bind_ring(self) -> None:
+        """What is called at every mark, found once."""
+        ring = self.ring
+        self._words, self._begin, self._complete, self._set_live = ring.words, ring.begin, ring.complete, ring.set_live
 
 
 class PhaseSpan:

@@ -165,7 +165,7 @@ class Recorder(StepClock):
     def detach(self) -> None:
         """In a forked child: whoever still holds this recorder must not write into its parent's files."""
         self.ring.detach()
-        self._words = self.ring.words
+        self._bind_ring()
         self._held = None
         self.close_steps()
         self.names.close()

@@ -10,6 +10,9 @@ import errno
 import itertools
 import mmap
 import os
+import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ddiag.schema import ring as layout
@@ -29,6 +32,9 @@ _STATE_HALF = layout.STATE_OFFSET // 4
 _FLAGS_HALF = layout.FLAGS_OFFSET // 4
 _HEAD = layout.HEAD_OFFSET // 8
 _CLOSED = layout.CLOSED_OFFSET // 8
+_WHERE = struct.Struct("=4q")
+"""The live words of step, phase, since when, progress: neighbours, and each written as one word."""
+_WHERE_OFFSET = layout.LIVE_STEP * 8
 
 
 def reserve(file: int, size: int) -> None:
@@ -53,6 +59,8 @@ class RingWriter:
         """The whole file as 64-bit words; live words by ``layout.LIVE_*``."""
         self._halves = memoryview(memory).cast("I")
         self._pack = layout.BODY.pack_into
+        self.set_live: Callable[[int, int, int, int], None] = partial(_WHERE.pack_into, memory, _WHERE_OFFSET)
+        """``set_live(step, phase, since ns, progress ns)``: where the training thread is."""
         self._next = itertools.count().__next__
         packed = layout.pack_header(header)
         memory[: len(packed)] = packed
@@ -163,6 +171,7 @@ class RingWriter:
         self._map = mmap.mmap(-1, len(self._map))
         self.words = memoryview(self._map).cast("q")
         self._halves = memoryview(self._map).cast("I")
+        self.set_live = partial(_WHERE.pack_into, self._map, _WHERE_OFFSET)
 
     @property
     def head(self) -> int:

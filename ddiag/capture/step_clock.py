@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ddiag.capture.boundaries import Boundaries, Turn
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
+from ddiag.capture.pace import MEMORY_SHARE, Pace
 from ddiag.capture.phase_clock import PhaseClock
 from ddiag.capture.ring import RingWriter
 from ddiag.capture.steps import StepTotals, StepWriter
@@ -36,7 +37,9 @@ class StepClock(PhaseClock):
         self._held: tuple[StepTotals, int] | None = None
         """The first step and its end, until it is known whether it was one."""
         self._samplers: list[Callable[..., object]] = []
+        self._memory_samplers: list[Callable[..., object]] = []
         self._peak_samplers: list[Callable[..., object]] = []
+        self._memory_pace = Pace(MEMORY_SHARE)
         self.optimizer_posts = 0
         """Steps optimizers finished, whatever they mean for the training step."""
         self.mark_ns = 0
@@ -186,7 +189,7 @@ class StepClock(PhaseClock):
         self._overhead_ns += overhead
         wall = time.time_ns() - (began - end)
         self._summaries.append(
-            totals.record(step, end, wall_end_ns=wall, overhead_ns=overhead, ring_head=self.ring.head)
+            totals.packed(step, end, wall_end_ns=wall, overhead_ns=overhead, ring_head=self.ring.head)
         )
         self._words[LIVE_OVERHEAD] = self._overhead_ns
         self.totals.own_ns += now_ns() - began
@@ -197,17 +200,31 @@ class StepClock(PhaseClock):
         """Call *sampler* with the totals of every step that ends."""
         self._samplers.append(guarded(name, sampler))
 
-    def at_peaks(self, name: str, sampler: Sampler) -> None:
-        """Call *sampler* where memory is high: before backward and before the optimizer."""
-        self._peak_samplers.append(guarded(name, sampler))
+    def sample_memory(self, name: str, at_peak: Sampler, at_end: Sampler) -> None:
+        """Call *at_peak* where memory is high (before backward and before the optimizer) and *at_end* after it.
+
+        In every step, or in as many as :class:`ddiag.capture.pace.Pace` allows; the others say that it is unknown.
+        """
+        self._peak_samplers.append(guarded(name, at_peak))
+        self._memory_samplers.append(guarded(name, at_end))
 
     def sample_peaks(self) -> None:
+        if not self._memory_pace.on:
+            return
+        began = now_ns()
         for sampler in self._peak_samplers:
             sampler(self.totals)
+        took = now_ns() - began
+        self._memory_pace.spent(took)
+        self.totals.own_ns += took
 
     def _sample_step(self) -> None:
         began = now_ns()
         totals = self.totals
+        if self._memory_pace.on:
+            for sampler in self._memory_samplers:
+                sampler(totals)
+            self._memory_pace.spent(now_ns() - began)
         for sampler in self._samplers:
             sampler(totals)
         if self.comm_totals is not None:
@@ -216,7 +233,9 @@ class StepClock(PhaseClock):
             totals.comm_count += count - before[0]
             totals.comm_bytes += sent - before[1]
             totals.comm_wait_ns += waited - before[2]
-        totals.own_ns += now_ns() - began
+        ended = now_ns()
+        self._memory_pace.step_ended(ended)
+        totals.own_ns += ended - began
 
     def close_steps(self) -> None:
         """The process ends: the first step may still be held back."""

@@ -9,7 +9,10 @@ from pathlib import Path
 from ddiag.capture.append_file import AppendFile
 from ddiag.schema import steps as layout
 from ddiag.schema.phases import Phase
-from ddiag.schema.steps import PHASES, UNKNOWN, StepRecord
+from ddiag.schema.steps import PHASES, UNKNOWN
+
+_PACK = layout.RECORD.pack
+_NONE, _OTHER = int(Phase.NONE), int(Phase.OTHER)
 
 
 class StepTotals:
@@ -71,37 +74,20 @@ class StepTotals:
             if getattr(later, name) != UNKNOWN:
                 setattr(self, name, getattr(later, name))
 
-    def record(self, step: int, end_ns: int, *, wall_end_ns: int, overhead_ns: int, ring_head: int) -> StepRecord:
-        phases = list(self.phase_ns)
-        phases[Phase.OTHER] += phases[Phase.NONE]
-        phases[Phase.NONE] = 0
-        return StepRecord(
-            step=step,
-            wall_end_ns=wall_end_ns,
-            start_ns=self.start_ns,
-            end_ns=end_ns,
-            micro_steps=self.micro_steps,
-            flags=self.flags,
-            phase_ns=tuple(phases),
-            comm_count=self.comm_count,
-            comm_bytes=self.comm_bytes,
-            comm_wait_ns=self.comm_wait_ns,
-            rss_bytes=self.rss_bytes,
-            rss_peak_bytes=self.rss_peak_bytes,
-            device_allocated_bytes=self.device_allocated_bytes,
-            device_reserved_bytes=self.device_reserved_bytes,
-            device_peak_allocated_bytes=self.device_peak_allocated_bytes,
-            device_peak_reserved_bytes=self.device_peak_reserved_bytes,
-            alloc_retries=self.alloc_retries,
-            gc_ns=self.gc_ns,
-            gc_count=self.gc_count,
-            loss_scale=self.loss_scale,
-            grad_norm=self.grad_norm,
-            loader_queue=self.loader_queue,
-            loader_workers=self.loader_workers,
-            overhead_ns=overhead_ns,
-            ring_head=ring_head,
+    def packed(self, step: int, end_ns: int, *, wall_end_ns: int, overhead_ns: int, ring_head: int) -> bytes:
+        """The step's :class:`~ddiag.schema.steps.StepRecord`, packed without making one: this is a hot path."""
+        phases = self.phase_ns.copy()
+        phases[_OTHER] += phases[_NONE]
+        phases[_NONE] = 0
+        # fmt: off
+        return _PACK(
+            step, wall_end_ns, self.start_ns, end_ns, self.micro_steps, self.flags, *phases, self.comm_count,
+            self.comm_bytes, self.comm_wait_ns, self.rss_bytes, self.rss_peak_bytes, self.device_allocated_bytes,
+            self.device_reserved_bytes, self.device_peak_allocated_bytes, self.device_peak_reserved_bytes,
+            self.alloc_retries, self.gc_ns, self.gc_count, self.loss_scale, self.grad_norm, self.loader_queue,
+            self.loader_workers, overhead_ns, ring_head,
         )
+        # fmt: on
 
 
 class StepWriter:
@@ -111,8 +97,8 @@ class StepWriter:
         self._file = AppendFile(path, dropped)
         self._file.write(header)
 
-    def append(self, record: StepRecord) -> None:
-        self._file.write(layout.pack(record))
+    def append(self, packed: bytes) -> None:
+        self._file.write(packed)
 
     def close(self) -> None:
         self._file.close()

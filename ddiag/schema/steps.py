@@ -71,10 +71,11 @@ class StepRecord(NamedTuple):
     comm_wait_ns: int
     """The training thread waited for communication; part of the phases it happened in."""
     rss_bytes: int
-    """Resident set at the end of the step."""
+    """Resident set at the end of the step. Memory is read in as many steps as cost little (all that are not short); in
+    the others it is unknown."""
     rss_peak_bytes: int
-    """Highest resident set seen in the step: exact when the step raised the process's peak, else the highest of the
-    samples at the start of backward, before the optimizer and at the end."""
+    """Highest resident set seen in the step: the highest of the samples at the start of backward, before the optimizer
+    and at the end, or the process's own peak when that has risen since the step read before."""
     device_allocated_bytes: int
     """Highest amount the caching allocator had handed out, of the same samples; the current device's."""
     device_reserved_bytes: int

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from ddiag.capture import recorder
-from ddiag.capture.door import around
+from ddiag.capture.door import around, guarded
 from ddiag.capture.hooks import c10d_native, labels
 from ddiag.capture.hooks.groups import group_id
 from ddiag.capture.patches import Patches
@@ -32,6 +32,7 @@ class Watched:
 
     index: int
     active: Recorder
+    module: ref[Any]
     place: int = 0
     """Among the reducers of its group."""
     looks: int = 0
@@ -44,7 +45,8 @@ class Watched:
     unused_looks: int = 0
 
 
-_watched: WeakKeyDictionary[Any, Watched] = WeakKeyDictionary()
+_watched: dict[int, Watched] = {}
+"""By the module's identity (a WeakKeyDictionary costs several calls a look-up)."""
 _count = 0
 
 
@@ -75,12 +77,18 @@ def _built(module: Any, _result: Any, failed: bool) -> None:
 
 def _watch(active: Recorder, module: Any) -> Watched:
     global _count
-    watched = Watched(_count, active)
+    watched = Watched(_count, active, ref(module, guarded("ddp destroyed", partial(_forget, id(module)))))
     _count += 1
-    _watched[module] = watched
+    _watched[id(module)] = watched
     active.facts.write("ddp", **_configuration(module, watched.index))
     _look(module, watched)
     return watched
+
+
+def _forget(identity: int, gone: ref[Any]) -> None:
+    watched = _watched.get(identity)
+    if watched is not None and watched.module is gone:
+        del _watched[identity]
 
 
 def _configuration(module: Any, index: int) -> dict[str, Any]:
@@ -175,7 +183,7 @@ def _begun(token: tuple[Recorder, Any], _result: Any, _failed: bool) -> None:
     active, module = token
     if not sys.modules["torch"].is_grad_enabled():
         return
-    watched = _watched.get(module) or _watch(active, module)
+    watched = _watched.get(id(module)) or _watch(active, module)
     synchronised = bool(module.require_backward_grad_sync)
     labels.set_no_sync(not synchronised)
     if not synchronised:

@@ -104,11 +104,9 @@ class _Device:
 def activated(active: Recorder) -> None:
     if Path("/proc/self/statm").exists():
         resident = _Resident()
-        active.at_step_end("memory.rss", resident.at_end)
-        active.at_peaks("memory.rss", resident.at_peak)
+        active.sample_memory("memory.rss", resident.at_peak, resident.at_end)
         active.at_close("memory.rss", resident.close)
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch._C, "_cuda_memoryStats"):
         device = _Device(torch, active.facts)
-        active.at_step_end("memory.device", device.at_end)
-        active.at_peaks("memory.device", device.at_peak)
+        active.sample_memory("memory.device", device.at_peak, device.at_end)

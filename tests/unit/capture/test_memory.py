@@ -33,8 +33,7 @@ def _facts(active: Recorder) -> list[dict[str, Any]]:
 def test_a_step_keeps_the_highest_sample_and_the_allocators_own_peaks(active: Recorder) -> None:
     torch = _torch()
     device = _Device(torch, active.facts)
-    active.at_peaks("device", device.at_peak)
-    active.at_step_end("device", device.at_end)
+    active.sample_memory("device", device.at_peak, device.at_end)
     torch.stats["allocated_bytes"]["all"]["current"] = 800
     active.sample_peaks()
     torch.stats["allocated_bytes"]["all"]["current"] = 100
