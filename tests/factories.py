@@ -32,6 +32,7 @@ from ddiag.model.signals_incident import INCIDENT_FAMILIES
 from ddiag.rulekit.rule import Rule, View
 from tests import factory_device as device
 from tests import factory_recorded as recorded
+from tests import factory_sampled as sampled
 from tests import factory_time as time
 from tests.factory_device import GIB, MIB
 from tests.factory_time import EPOCH_NS, Given, Shape, budget_table
@@ -42,7 +43,7 @@ SNAKE = {"".join("_" + c.lower() if c.isupper() else c for c in f.__name__).lstr
 DISTRIBUTED = {"unused_search", "collectives", "late_ranks", "grad_buckets", "shard_units", "links"}
 """Families a job of one rank does not have."""
 HOST_ONLY = {"job_facts", "step_budget", "input_wait", "collectives", "late_ranks", "grad_buckets", "optimizer_step"}
-HOST_ONLY |= {"python_overhead", "attention", "host_load", "exits", "unused_search", "unmarked_time"}
+HOST_ONLY |= {"python_overhead", "attention", "host_load", "exits", "unused_search", "unmarked_time", "host_memory"}
 """Families a trace without device activity may have."""
 
 
@@ -84,7 +85,7 @@ def _made(override: Any, build: Any) -> Any:
 
 
 def _builder(name: str, shape: Shape) -> Any:
-    build = getattr(time, name, None) or getattr(recorded, name, None) or getattr(device, name)
+    build = next(found for module in (time, recorded, sampled, device) if (found := getattr(module, name, None)))
     return build if name == "python_overhead" else partial(build, shape)
 
 

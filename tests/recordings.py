@@ -42,6 +42,13 @@ class Plan:
     closed: bool = True
     save_every: int = 0
     save_ms: float = 300.0
+    device_bytes: int = -1
+    """Highest allocation on its device; -1: it trains on the CPU."""
+    reserved_bytes: int = -1
+    retry_every: int = 0
+    """In every so-manieth step the allocator gives its cache back and asks again …"""
+    retry_ms: float = 20.0
+    """… which takes so long."""
     pause_ms: float = 0.0
     """What the script does of its own after the update."""
 
@@ -99,20 +106,23 @@ class Writer:
         plan, begin = self.plan, self.now
         spent = [0] * 16
         self._phase(number, Phase.INPUT, plan.input_ms + plan.late_ms, spent)
-        self._phase(number, Phase.FORWARD, 28.0, spent)
+        retries = int(plan.retry_every > 0 and number % plan.retry_every == 0)
+        self._phase(number, Phase.FORWARD, 28.0 + retries * plan.retry_ms, spent)
         backward = self._begin_phase(number, Phase.BACKWARD)
         began, self.now = self.now, self.now + 10 * MS
         for bucket in range(plan.buckets):
             self._bucket(number, bucket, wait_ms=plan.peer_late_ms)
             self.now += 15 * MS
-        self.now = max(self.now + 10 * MS, begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms) * MS))
+        longer = retries * plan.retry_ms
+        end = begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms + longer) * MS)
+        self.now = max(self.now + 10 * MS, end)
         spent[Phase.BACKWARD] = self.now - began
         self.ring.complete(backward, self.now)
         self._phase(number, Phase.OPTIMIZER, 8.0, spent)
         self.now += int(plan.pause_ms * MS)
         if plan.save_every and number % plan.save_every == 0:
             self._phase(number, Phase.CHECKPOINT, plan.save_ms, spent)
-        self._summary(number, begin, spent)
+        self._summary(number, begin, spent, retries)
 
     def _begin_phase(self, step: int, phase: Phase) -> int:
         return self.ring.begin(
@@ -135,7 +145,7 @@ class Writer:
         )  # fmt: skip
         self.ring.complete(token, self.now + int((6.0 + wait_ms) * MS))
 
-    def _summary(self, step: int, begin: int, spent: list[int]) -> None:
+    def _summary(self, step: int, begin: int, spent: list[int], retries: int) -> None:
         offset = self.plan.wall_ns - self.plan.mono_ns
         record = _record(
             step,
@@ -146,7 +156,13 @@ class Writer:
             rss=(400 << 20) + step * self.plan.rss_growth_bytes,
             head=self.ring.head,
         )
-        self.summaries.append(record)
+        if self.plan.device_bytes >= 0:
+            held, reserved = self.plan.device_bytes, self.plan.reserved_bytes
+            record = record._replace(
+                device_allocated_bytes=held, device_peak_allocated_bytes=held, device_reserved_bytes=reserved,
+                device_peak_reserved_bytes=reserved, alloc_retries=retries,
+            )  # fmt: skip
+        self.summaries.append(layout.pack(record))
 
 
 def _record(

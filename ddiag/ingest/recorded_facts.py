@@ -16,6 +16,8 @@ _NOT_SETTINGS = (
 )
 """Facts of single things or moments."""
 _NOISE = ("t", "kind")
+LOOKED_AT = ("pinned_bytes", "reserved_bytes", "inactive_split_bytes", "ooms")
+"""Columns of the table ``pinned_memory``."""
 
 
 @dataclass
@@ -32,8 +34,8 @@ class ProcessFacts:
     tier: Mapping[str, Any] = field(default_factory=dict)
     exception: Mapping[str, Any] = field(default_factory=dict)
     """What ended the process, when nobody caught it: type, message, where."""
-    pinned: list[tuple[int, int]] = field(default_factory=list)
-    """(monotonic ns, bytes) of page-locked host memory."""
+    device_memory: list[dict[str, int]] = field(default_factory=list)
+    """Looks at memory that changes slowly: mono_ns, and what of ``LOOKED_AT`` could be told."""
     unused: list[tuple[int, int, int]] = field(default_factory=list)
     """(DDP module, looks so far, bytes) that its search for unused parameters found."""
     unwatched: list[str] = field(default_factory=list)
@@ -87,8 +89,9 @@ def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
         found.tier = fact
     if kind == "exception":
         found.exception = fact
-    if kind == "device_memory" and isinstance(fact.get("mono_ns"), int) and isinstance(fact.get("pinned_bytes"), int):
-        found.pinned.append((fact["mono_ns"], fact["pinned_bytes"]))
+    if kind == "device_memory" and isinstance(fact.get("mono_ns"), int):
+        look = {name: fact[name] for name in ("mono_ns", *LOOKED_AT) if isinstance(fact.get(name), int)}
+        found.device_memory.append(look)
     if kind == "ddp_unused":
         index, looks, size = (fact.get(name) for name in ("index", "looks", "bytes"))
         if isinstance(index, int) and isinstance(looks, int) and isinstance(size, int):

@@ -90,14 +90,14 @@ def _where(frames: Sequence[str]) -> str | None:
 
 def _pinned_rows(one: Placed) -> Iterator[dict[str, object]]:
     steps = one.process.steps
-    ends = steps.records["end_ns"] if steps is not None else np.empty(0, dtype=np.int64)
-    for mono_ns, held in one.process.facts.pinned:
-        step = int(np.searchsorted(np.sort(ends), mono_ns, side="right")) - 1
+    ends = np.sort(steps.records["end_ns"]) if steps is not None else np.empty(0, dtype=np.int64)
+    for look in one.process.facts.device_memory:
+        step = int(np.searchsorted(ends, look["mono_ns"], side="right")) - 1
         yield {
+            **look,
             "rank": one.process.rank,
-            "ts_ns": mono_ns + one.offset_ns,
+            "ts_ns": look["mono_ns"] + one.offset_ns,
             "step": step if step >= 0 else None,
-            "pinned_bytes": held,
         }
 
 

@@ -105,12 +105,16 @@ DEVICES = Table(
 )
 PINNED = Table(
     "pinned_memory",
-    "Page-locked host memory of torch's pool, told every ten seconds of training on a device.",
+    "Memory that changes slowly: torch's pools of page-locked host and of device memory, told every ten seconds of "
+    "training on a device.",
     (
         RANK,
         Column("ts_ns", pl.Int64, "ns", "when"),
         Column("step", pl.Int64, "", "the last step that had ended by then"),
-        Column("pinned_bytes", pl.Int64, "bytes", "in the pool"),
+        Column("pinned_bytes", pl.Int64, "bytes", "in the page-locked pool"),
+        Column("reserved_bytes", pl.Int64, "bytes", "reserved by the device's caching allocator"),
+        Column("inactive_split_bytes", pl.Int64, "bytes", "of it in free parts of blocks that are partly in use"),
+        Column("ooms", pl.Int64, "", "requests of the process that failed for want of memory so far"),
     ),
 )
 DDP_UNUSED = Table(

@@ -18,6 +18,7 @@ from ddiag.model.signals_incident import (
     INCIDENT_FAMILIES,
 )
 from ddiag.model.signals_recorded import RECORDED_FAMILIES
+from ddiag.model.signals_sampled import SAMPLED_FAMILIES
 
 Table = pl.DataFrame
 
@@ -452,6 +453,7 @@ FAMILIES: tuple[type, ...] = (
     HostLoad,
     *INCIDENT_FAMILIES,
     *RECORDED_FAMILIES,
+    *SAMPLED_FAMILIES,
 )
 """Every signal family, in the order in which they are derived."""
 

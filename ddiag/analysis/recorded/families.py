@@ -14,9 +14,12 @@ from ddiag.analysis.input_wait import input_wait
 from ddiag.analysis.late_ranks import late_ranks
 from ddiag.analysis.links import links
 from ddiag.analysis.recorded.activity import recorded_activity
+from ddiag.analysis.recorded.allocator import allocator_retries
 from ddiag.analysis.recorded.device_health import device_health
 from ddiag.analysis.recorded.exits import exits
+from ddiag.analysis.recorded.host_link import host_link
 from ddiag.analysis.recorded.host_load import host_load
+from ddiag.analysis.recorded.host_memory import host_memory
 from ddiag.analysis.recorded.memory import recorded_memory
 from ddiag.analysis.recorded.optimizer import recorded_copies, recorded_optimizer
 from ddiag.analysis.recorded.overhead import recorded_overhead
@@ -62,6 +65,9 @@ def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
         exits(run),
         device_health(run, windows),
         pinned_memory(run),
+        allocator_retries(run),
+        host_memory(run),
+        host_link(run, windows),
         unused_search(run),
         unmarked_time(run, windows),
     )

@@ -22,7 +22,7 @@ _SCHEMA = {
 
 def pinned_memory(run: Run) -> PinnedMemory | None:
     """None where no rank was looked at often enough."""
-    told = run.table("pinned_memory").drop_nulls().sort("rank", "ts_ns")
+    told = run.table("pinned_memory").drop_nulls(["step", "pinned_bytes"]).sort("rank", "ts_ns")
     rows = [row for (rank,), mine in told.group_by("rank", maintain_order=True) if (row := _of_rank(rank, mine))]
     if not rows:
         return None
