@@ -9,22 +9,27 @@ The first line is the header; every other has ``t`` (Unix ns) and ``kind``:
       ``running``, ``blocked`` (processes right now), ``load1``
     * ``pressure``: ``cpu_some_us``, ``memory_some_us``, ``memory_full_us``, ``io_some_us``, ``io_full_us`` (cumulative
       stall times of /proc/pressure)
-    * ``memory``: ``available_bytes``, ``swap_used_bytes``, ``shm_used_bytes``, ``oom_kills``, ``major_faults``
-      (the last two cumulative)
-    * ``cgroup``: ``throttled``, ``throttled_us`` (cumulative), ``memory_bytes``, ``oom_kills``
+    * ``memory``: ``total_bytes``, ``available_bytes``, ``swap_used_bytes``, ``shm_used_bytes``, ``oom_kills``,
+      ``major_faults`` (the last two cumulative)
+    * ``cgroup``: ``throttled``, ``throttled_us`` (cumulative), ``memory_bytes``, ``oom_kills``; where memory is
+      limited, ``memory_limit_bytes`` and ``memory_cached_bytes`` (of memory_bytes: file cache that is given back when
+      needed)
     * ``disks``: {device: [read_bytes, written_bytes, busy_ms]} (cumulative)
     * ``net``: {interface: [rx_bytes, tx_bytes, errors, dropped]} (cumulative)
-    * ``ib``: {"device/port": [rx_bytes, tx_bytes, errors, xmit_wait]} (cumulative; errors: symbol, receive, link down)
+    * ``ib``: {"device/port": [rx_bytes, tx_bytes, errors, xmit_wait, xmit_discards, out_of_sequence, packet_seq_err,
+      ack_timeouts, rnr_retries, cnp_sent]} (cumulative; errors: symbol, receive, link down; older files lack the last
+      six, which RoCE counts)
     * ``ranks``: [[pid, rank, cpu_ns, rss_bytes, threads, state, cpu, major_faults, workers, workers_cpu_ns,
       workers_rss_bytes, workers_running]]; the workers of a rank are its child processes (data loaders); ``cpu_ns`` and
       ``workers_cpu_ns`` are cumulative
     * ``others``: [processes, cpu_ns, rss_bytes] of the job that are neither
     * ``devices``: [{…}] in the order of the header's ``devices`` line, keys as in :data:`DEVICE_FIELDS`
 
-``devices``, ``affinity``, ``topology``, ``xid``, ``exit``, ``profile_request``, ``end``
-    Facts, told once or when they change. ``xid``: {"device": index, "xid": code}. ``exit``, when a training process has
-    ended: {"at": Unix ns, "pid": …, "rank": …} with its exit ``code`` or the number of the ``signal`` that killed it,
-    with neither where they could not be seen.
+``devices``, ``affinity``, ``topology``, ``xid``, ``nvlinks``, ``exit``, ``profile_request``, ``end``
+    Facts, told once or when they change. ``xid``: {"device": index, "xid": code}. ``nvlinks``: {"device": index,
+    "links": [{"link": number, "active": 0 or 1, "version": …, "…_errors": cumulative}]}. ``exit``, when a
+    training process has ended: {"at": Unix ns, "pid": …, "rank": …} with its exit ``code`` or the number of the
+    ``signal`` that killed it, with neither where they could not be seen.
 
 Cumulative values begin anywhere; only differences mean something. The last line of a killed sampler may be cut short.
 When the file grows too long, older samples are thinned and the file replaced whole.

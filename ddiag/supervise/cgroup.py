@@ -8,6 +8,7 @@ from typing import Any
 from ddiag.supervise.proc import field, number, read_text
 
 ROOT = Path("/sys/fs/cgroup")
+_USED = ("memory.current", "memory.usage_in_bytes")
 _NO_LIMIT = 1 << 60
 """Version 1 says "no limit" as a number near 2**63."""
 
@@ -67,12 +68,31 @@ def _limit(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
 
 
+def _memory_folder() -> Path | None:
+    """Where the tightest limit of memory is that holds for our group: its own, or that of a group around it."""
+    limits: dict[int, Path] = {}
+    for folder in _folders("memory"):
+        for group in (folder, *folder.parents):
+            limit = _limit(read_text(group / "memory.max") or read_text(group / "memory.limit_in_bytes"))
+            if limit is not None:
+                limits.setdefault(limit, group)
+            if group == ROOT:
+                break
+    return limits[min(limits)] if limits else None
+
+
 class CgroupCounters:
     """Throttling and memory of our group; the files are looked for once."""
 
     def __init__(self) -> None:
         self._cpu = _path("cpu", "cpu.stat")
-        self._memory = _path("memory", "memory.current") or _path("memory", "memory.usage_in_bytes")
+        self._limited = _memory_folder()
+        used = (
+            None
+            if self._limited is None
+            else [self._limited / name for name in _USED if (self._limited / name).exists()]
+        )
+        self._memory = used[0] if used else _path("memory", _USED[0]) or _path("memory", _USED[1])
         self._events = _path("memory", "memory.events") or _path("memory", "memory.oom_control")
 
     def read(self) -> dict[str, int]:
@@ -87,6 +107,13 @@ class CgroupCounters:
                 found["throttled_us"] = None if nanoseconds is None else nanoseconds // 1000
         if self._memory is not None:
             found["memory_bytes"] = number(self._memory)
+        if self._limited is not None:
+            found["memory_limit_bytes"] = _limit(
+                read_text(self._limited / "memory.max") or read_text(self._limited / "memory.limit_in_bytes")
+            )
+            stat = read_text(self._limited / "memory.stat")
+            cached = field(stat, "total_inactive_file")
+            found["memory_cached_bytes"] = field(stat, "inactive_file") if cached is None else cached
         if self._events is not None:
             found["oom_kills"] = field(read_text(self._events), "oom_kill")
         return {name: value for name, value in found.items() if value is not None}

@@ -6,8 +6,11 @@ device or its driver does not support is asked for once and then left out. Every
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+
+from ddiag.supervise.nvlinks import NvLinks
 
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
@@ -44,6 +47,7 @@ class Devices:
         self._troubles: dict[int, str] = {}
         self._processes: dict[int, list[int]] = {}
         self._xids = self._watch_xids()
+        self._links = NvLinks(pynvml, self._handles)
         self._reads = 0
 
     def facts(self) -> list[dict[str, Any]]:
@@ -85,13 +89,13 @@ class Devices:
         return entry
 
     def events(self) -> list[dict[str, Any]]:
-        """XIDs since the last call, trouble with reading a device, and changes of who uses it."""
+        """XIDs since the last call, trouble with reading a device, changes of who uses it and of its NVLinks."""
         found = [{"kind": "device_trouble", "device": index, "what": what} for index, what in self._troubles.items()]
         self._troubles.clear()
         found += self._new_xids()
         if self._reads % _PID_EVERY == 1:
             found += self._new_processes()
-        return found
+        return found + self._links.changes(self._reads)
 
     def _watch_xids(self) -> Any:
         """An event set that collects XIDs, or None where they cannot be watched."""
@@ -163,6 +167,7 @@ def _fact_readers(nvml: Any) -> dict[str, Read]:
         "bus_id": lambda h: _text(nvml.nvmlDeviceGetPciInfo(h).busId),
         "memory_bytes": lambda h: int(nvml.nvmlDeviceGetMemoryInfo(h).total),
         "numa_node": lambda h: int(nvml.nvmlDeviceGetNumaNodeId(h)),
+        "cpus_near": lambda h: _listed(nvml.nvmlDeviceGetCpuAffinity(h, ((os.cpu_count() or 1) + 63) // 64)),
         "max_pcie_gen": lambda h: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(h)),
         "max_pcie_width": lambda h: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(h)),
         "max_sm_mhz": lambda h: int(nvml.nvmlDeviceGetMaxClockInfo(h, nvml.NVML_CLOCK_SM)),
@@ -195,6 +200,18 @@ def _probes(nvml: Any) -> dict[str, Read]:
         "remapped_rows": lambda h: [int(value) for value in nvml.nvmlDeviceGetRemappedRows(h)],
         "throttled_us": lambda h: _throttled(nvml, h),
     }
+
+
+def _listed(words: Any) -> str:
+    """``0-31,64-95``, of a mask in words of 64 bits."""
+    cpus = [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _utilization(rates: Any) -> dict[str, int]:

@@ -12,6 +12,11 @@ from ddiag.supervise.proc import PAGE, TICK_NS, field, number, read_text
 _SECTOR_BYTES = 512
 _IB_WORD_BYTES = 4
 _IB = Path("/sys/class/infiniband")
+IB_ERRORS = (
+    *(("counters", "port_xmit_discards"), ("hw_counters", "out_of_sequence"), ("hw_counters", "packet_seq_err")),
+    *(("hw_counters", "local_ack_timeout_err"), ("hw_counters", "rnr_nak_retry_err"), ("hw_counters", "np_cnp_sent")),
+)
+"""What a port drops, repeats or is asked to slow down for: folder and name below the port's."""
 _WHOLE_DISK = re.compile(r"(nvme\d+n\d+|[shv]d[a-z]+|xvd[a-z]+|md\d+|dm-\d+)$")
 
 
@@ -75,6 +80,7 @@ def _memory() -> dict[str, int]:
     meminfo, vmstat = read_text("/proc/meminfo"), read_text("/proc/vmstat")
     total, free = field(meminfo, "SwapTotal"), field(meminfo, "SwapFree")
     found = {
+        "total_bytes": _kib(field(meminfo, "MemTotal")),
         "available_bytes": _kib(field(meminfo, "MemAvailable")),
         "swap_used_bytes": _kib(total - free) if total is not None and free is not None else None,
         "shm_used_bytes": _kib(field(meminfo, "Shmem")),
@@ -108,12 +114,12 @@ def _net() -> dict[str, list[int]]:
 
 
 def _ib(port: Path) -> list[int]:
-    def read(name: str) -> int:
-        return number(port / "counters" / name) or 0
+    def read(name: str, folder: str = "counters") -> int:
+        return number(port / folder / name) or 0
 
     errors = read("symbol_error") + read("port_rcv_errors") + read("link_downed")
     data = (read("port_rcv_data") * _IB_WORD_BYTES, read("port_xmit_data") * _IB_WORD_BYTES)
-    return [*data, errors, read("port_xmit_wait")]
+    return [*data, errors, read("port_xmit_wait"), *(read(name, folder) for folder, name in IB_ERRORS)]
 
 
 def resident_bytes(statm: str) -> int:

@@ -78,6 +78,21 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) { *device = (D
 int nvmlDeviceGetIndex(Device device, unsigned *index) { *index = (unsigned)(intptr_t)device - 1; return SUCCESS; }
 int nvmlDeviceGetName(Device device, char *text, unsigned size) { return text_of(device, "name", text, size); }
 int nvmlDeviceGetUUID(Device device, char *text, unsigned size) { return text_of(device, "uuid", text, size); }
+int nvmlDeviceGetNumaNodeId(Device d, int *node)
+{
+    unsigned found = 0;
+    int result = small(d, "numa", &found);
+    *node = (int)found;
+    return result;
+}
+int nvmlDeviceGetCpuAffinity(Device d, unsigned size, unsigned long *words)
+{
+    unsigned long long mask = 0;
+    memset(words, 0, size * sizeof *words);
+    int result = number(d, "cpus_near", &mask);
+    words[0] = mask;
+    return result;
+}
 int nvmlDeviceGetMaxPcieLinkGeneration(Device d, unsigned *v) { return small(d, "max_pcie_gen", v); }
 int nvmlDeviceGetMaxPcieLinkWidth(Device d, unsigned *v) { return small(d, "max_pcie_width", v); }
 int nvmlDeviceGetCurrPcieLinkGeneration(Device d, unsigned *v) { return small(d, "pcie_gen", v); }
@@ -99,6 +114,8 @@ int nvmlDeviceGetTotalEccErrors(Device d, int kind, int counter, unsigned long l
 int nvmlDeviceGetRemappedRows(Device d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
 {
     *corrected = *pending = *failed = 0;
+    small(d, "remap_pending", pending);
+    small(d, "remap_failed", failed);
     return small(d, "remapped", uncorrected);
 }
 int nvmlDeviceGetUtilizationRates(Device d, unsigned *rates)
@@ -185,4 +202,16 @@ int nvmlDeviceGetNvLinkState(Device d, unsigned link, int *active)
     int result = small(d, key, &found);
     *active = (int)found;
     return result;
+}
+int nvmlDeviceGetNvLinkVersion(Device d, unsigned link, unsigned *version)
+{
+    (void)link;
+    return small(d, "nvlink_version", version);
+}
+int nvmlDeviceGetNvLinkErrorCounter(Device d, unsigned link, int which, unsigned long long *count)
+{
+    static const char *const names[] = {"replay", "recovery", "crc_flit", "crc_data", "ecc_data"};
+    char key[32];
+    snprintf(key, sizeof key, "nvlink%u_%s", link, which < 5 ? names[which] : "?");
+    return number(d, key, count);
 }

@@ -43,6 +43,9 @@ HEALTHY: dict[str, object] = {
     "_0__remapped": 2,
     "_0__violation_ns": 5_000_000,
     "_0__pid": 4242,
+    "_0__numa": 1,
+    "_0__cpus_near": 0xF0F,
+    "_0__remap_pending": 1,
 }
 
 READ = """
@@ -81,7 +84,7 @@ def test_what_a_device_tells_is_read_in_our_units(stubbed: StubbedDevices) -> No
         "nvlink_rx_bytes": 20 * 1024,
         "ecc_corrected": 4,
         "ecc_uncorrected": 1,
-        "remapped_rows": [0, 2, 0, 0],
+        "remapped_rows": [0, 2, 1, 0],
         "throttled_us": [5000, 0, 0, 0],
     }
     assert set(first) <= set(DEVICE_FIELDS)
@@ -94,6 +97,7 @@ def test_what_does_not_change_is_told_once(stubbed: StubbedDevices) -> None:
     assert facts["name"] == "NVIDIA H100 80GB HBM3"
     assert (facts["max_pcie_gen"], facts["max_pcie_width"]) == (5, 16)
     assert facts["memory_bytes"] == 80 << 30
+    assert (facts["numa_node"], facts["cpus_near"]) == (1, "0-3,8-11")
 
 
 def test_what_a_device_does_not_support_is_absent_not_zero(stubbed: StubbedDevices) -> None:
@@ -122,6 +126,50 @@ def test_xids_and_the_processes_of_a_device_are_events(stubbed: StubbedDevices) 
     found = _read(stubbed, xid="1 79")
     assert {"kind": "xid", "device": 1, "xid": 79} in found["events"]
     assert {"kind": "device_processes", "device": 0, "pids": [4242]} in found["events"]
+
+
+LINKS: dict[str, object] = {
+    "_0__nvlink0": 1,
+    "_0__nvlink1": 1,
+    "_0__nvlink2": 0,
+    "_0__nvlink_version": 4,
+    "_0__nvlink0_replay": 5,
+    "_0__nvlink0_recovery": 0,
+    "_0__nvlink0_crc_data": 1,
+    "_0__nvlink1_recovery": 2,
+    "_0__field214.1": 3,
+}
+
+
+def test_nvlinks_tell_which_are_up_and_what_they_count(stubbed: StubbedDevices) -> None:
+    (told,) = [event for event in _read(stubbed, **LINKS)["events"] if event["kind"] == "nvlinks"]
+    assert told["device"] == 0
+    counted = {"replay_errors": 5, "recovery_errors": 0, "crc_data_errors": 1}
+    assert told["links"] == [
+        {"link": 0, "active": 1, "version": 4, **counted},
+        {"link": 1, "active": 1, "version": 4, "recovery_errors": 2, "failed_recovery_errors": 3},
+        {"link": 2, "active": 0},
+    ]
+
+
+def test_nvlinks_are_told_again_only_when_they_change(stubbed: StubbedDevices) -> None:
+    """Seventy samples: a counter rises at the fortieth and is seen within thirty, once."""
+    code = (
+        "import json, sys\nfrom pathlib import Path\nfrom ddiag.supervise.devices import Devices\n"
+        "devices, told = Devices(), []\n"
+        "for number in range(70):\n"
+        "    if number == 40:\n"
+        "        values = Path(sys.argv[1])\n"
+        "        values.write_text(values.read_text().replace('nvlink0_recovery 0', 'nvlink0_recovery 7'))\n"
+        "    devices.read()\n"
+        "    told += [(number, event) for event in devices.events() if event['kind'] == 'nvlinks']\n"
+        "print(json.dumps([(number, event['links'][0]['recovery_errors']) for number, event in told]))\n"
+    )
+    stubbed.write(**{**HEALTHY, **LINKS})
+    first, second = json.loads(stubbed.python(code, str(stubbed.values)))
+    assert first == [0, 0]
+    assert second[1] == 7
+    assert 40 <= second[0] < 70
 
 
 def test_no_device_is_said_not_raised(stubbed: StubbedDevices) -> None:

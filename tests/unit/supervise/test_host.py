@@ -41,7 +41,24 @@ def test_limits_and_throttling_of_version_2(tmp_path: Path, monkeypatch: pytest.
     )
     assert cgroup_limits() == {"cpus": 4.0, "memory_bytes": 8 << 30, "cpuset": "0-3"}
     expected = {"throttled": 7, "throttled_us": 1234, "memory_bytes": 1000, "oom_kills": 1}
-    assert CgroupCounters().read() == expected
+    assert CgroupCounters().read() == {**expected, "memory_limit_bytes": 8 << 30}
+
+
+def test_the_tightest_limit_around_a_group_counts_and_file_cache_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch system limits the job and not the step in it."""
+    _own_group(monkeypatch, tmp_path, "0::/job/step\n")
+    _write(tmp_path / "job" / "step", memory__max="max\n", memory__current="10\n", memory__stat="inactive_file 1\n")
+    _write(tmp_path / "job", memory__max="5000\n", memory__current="4000\n", memory__stat="anon 9\ninactive_file 700\n")
+    assert CgroupCounters().read() == {"memory_bytes": 4000, "memory_limit_bytes": 5000, "memory_cached_bytes": 700}
+
+
+def test_version_1_counts_the_groups_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _own_group(monkeypatch, tmp_path, "4:memory:/docker/x\n")
+    stat = "inactive_file 5\ntotal_inactive_file 80\n"
+    _write(tmp_path / "memory", memory__limit_in_bytes="900\n", memory__usage_in_bytes="300\n", memory__stat=stat)
+    assert CgroupCounters().read() == {"memory_bytes": 300, "memory_limit_bytes": 900, "memory_cached_bytes": 80}
 
 
 def test_limits_and_throttling_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +85,9 @@ def test_infiniband_words_become_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     port = tmp_path / "mlx5_0" / "ports" / "1"
     _write(port, rate="400 Gb/sec (4X NDR)\n", state="4: ACTIVE\n", link_layer="InfiniBand\n")
     _write(port / "counters", port_rcv_data="10\n", port_xmit_data="20\n", symbol_error="3\n", link_downed="1\n")
+    _write(port / "hw_counters", out_of_sequence="7\n", local_ack_timeout_err="2\n", np_cnp_sent="9\n")
     counters = HostCounters()
-    assert counters.read()["ib"] == {"mlx5_0/1": [40, 80, 4, 0]}
+    assert counters.read()["ib"] == {"mlx5_0/1": [40, 80, 4, 0, 0, 7, 0, 2, 0, 9]}
     assert counters.port_facts()["mlx5_0/1"]["rate"] == "400 Gb/sec (4X NDR)"
 
 
