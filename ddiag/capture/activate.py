@@ -25,7 +25,6 @@ from ddiag.capture.overhead import mark_ns
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.folder import DISABLE_VARIABLE, ERRORS, process_files
-from ddiag.schema.secrets import redact_argv
 
 MAX_FAILURES = 5
 """In a row; then recording is given up."""
@@ -90,9 +89,7 @@ class Activation:
                 activated = getattr(hook_module(hook), "activated", None) if _loaded(hook) else None
                 if activated is not None:
                     activated(active)
-        active.facts.write(
-            "process", argv=redact_argv(sys.argv), executable=sys.executable, **_versions(), attempt=who.attempt
-        )
+        active.facts.write("process", **_process_facts(), attempt=who.attempt)
         active.facts.write("activated", took_ns=now_ns() - began, mark_ns=active.mark_ns)
 
     def sleep(self) -> None:
@@ -137,14 +134,11 @@ def _know_compiling(module: Any) -> None:
     door.compiling = module.is_compiling
 
 
-def _versions() -> dict[str, Any]:
-    torch = sys.modules.get("torch")
-    return {
-        "python": sys.version.split()[0],
-        "torch": str(getattr(torch, "__version__", "")),
-        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
-        "ppid": os.getppid(),
-    }
+def _process_facts() -> dict[str, Any]:
+    """Only a process that trains needs what tells them."""
+    from ddiag.capture.process_facts import process_facts
+
+    return process_facts()
 
 
 ACTIVATION = Activation()

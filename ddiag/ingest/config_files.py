@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddiag.ingest.clues import Clues, to_tables
-from ddiag.ingest.config_text import json_object, settings_of, yaml_mapping
 from ddiag.ingest.sources import PlainText, Source
 from ddiag.ingest.trace import UnusableError
 from ddiag.model.incident import Metric, Seen, Setting
+from ddiag.schema.config_text import config_kind, json_object, scalar, yaml_mapping
+from ddiag.schema.secrets import secret_name
 
 MOST_BYTES = 16 << 20
-_DEEPSPEED = (
-    "zero_optimization", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "comms_logger",
-    "zero_allow_untested_optimizer", "train_batch_size", "activation_checkpointing", "flops_profiler", "aio",
-    "steps_per_print",
-)  # fmt: skip
-_ACCELERATE = ("compute_environment", "distributed_type", "fsdp_config", "deepspeed_config", "num_processes")
-_FSDP = (
-    "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap", "backward_prefetch",
-    "fsdp_backward_prefetch", "fsdp_min_num_params", "min_num_params", "limit_all_gathers", "fsdp_sharding_strategy",
-    "fsdp_version", "fsdp_state_dict_type",
-)  # fmt: skip
-_TRAINER = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "micro_batch_size", "dataloader_num_workers",
-    "accelerator", "gradient_checkpointing", "data_parallel_shard_degree", "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-)  # fmt: skip
 _YAML_LINE = re.compile(rb"^\s*(?:[\w.\-/\"']+:(?:\s.*)?|-\s.*|#.*|---|\.\.\.)?\s*$")
 _YAML_SHARE = 0.9
 
@@ -38,7 +24,7 @@ def matches_json(head: bytes, _: str) -> bool:
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not head.startswith(b"{") or b'"traceEvents"' in head or b"\n{" in head:
         return False
-    return _is_state(head) or bool(_kind_of(_quoted(head)))
+    return _is_state(head) or bool(config_kind(_quoted(head)))
 
 
 def matches_yaml(head: bytes, _: str) -> bool:
@@ -48,7 +34,7 @@ def matches_yaml(head: bytes, _: str) -> bool:
         return False
     keys = {line.split(b":")[0].decode("utf-8", "replace") for line in lines if b":" in line and line[:1].strip()}
     good = sum(1 for line in lines if _YAML_LINE.match(line))
-    return bool(_kind_of(keys)) and good >= _YAML_SHARE * len(lines)
+    return bool(config_kind(keys)) and good >= _YAML_SHARE * len(lines)
 
 
 def read_json(source: Source, text: PlainText) -> Clues:
@@ -60,7 +46,7 @@ def read_json(source: Source, text: PlainText) -> Clues:
     if isinstance(found.get("log_history"), list):
         return Clues(source, "trainer_state", to_tables(_history(found["log_history"], source.label)), notes=notes)
     records = [*_settings(found, source.label), *_broken(wrong, source.label)]
-    return Clues(source, _kind_of(found), to_tables(records), read=len(records), notes=notes)
+    return Clues(source, config_kind(found), to_tables(records), read=len(records), notes=notes)
 
 
 def read_yaml(source: Source, text: PlainText) -> Clues:
@@ -70,8 +56,25 @@ def read_yaml(source: Source, text: PlainText) -> Clues:
     if not records:
         raise UnusableError("a YAML configuration without a setting that could be read")
     return Clues(
-        source, _kind_of(found), to_tables(records), read=len(records), notes=tuple(filter(None, (text.damage, cut)))
+        source, config_kind(found), to_tables(records), read=len(records), notes=tuple(filter(None, (text.damage, cut)))
     )
+
+
+def settings_of(kind: str, found: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[Setting]:
+    """Every leaf of *found* as a setting with a dotted key; secrets are left out."""
+    for key, value in found.items():
+        name = f"{prefix}{key}"
+        if secret_name(str(key)):
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from settings_of(kind, value, source, f"{name}.")
+        else:
+            yield Setting(kind, name, _shown(value), source=source)
+
+
+def _shown(value: Any) -> str:
+    """JSON, but words bare; text that reads like a number or a truth value keeps its quotes: it is not one."""
+    return value if isinstance(value, str) and isinstance(scalar(value), str) else json.dumps(value)
 
 
 def config_settings(found: Mapping[str, Any], source: str) -> Iterator[Setting]:
@@ -80,7 +83,7 @@ def config_settings(found: Mapping[str, Any], source: str) -> Iterator[Setting]:
 
 
 def _settings(found: Mapping[str, Any], source: str) -> Iterator[Setting]:
-    kind = _kind_of(found)
+    kind = config_kind(found)
     if not kind:
         return
     yield from settings_of(kind, found, source)
@@ -104,26 +107,6 @@ def _as_ds_config(nested: Mapping[str, Any]) -> dict[str, Any]:
             zero[f"offload_{part}"] = {"device": device}
     kept = {key: value for key, value in nested.items() if not str(key).startswith(("zero_stage", "offload_"))}
     return kept | ({"zero_optimization": zero} if zero else {})
-
-
-def _kind_of(keys: Any) -> str:
-    """ds_config, accelerate, fsdp_config, trainer, or empty for what is no configuration we know."""
-    present = set(keys)
-    if "distributed_type" in present or len(present.intersection(_ACCELERATE)) >= 2:
-        return "accelerate"
-    if present.intersection(_DEEPSPEED[:5]) or len(present.intersection(_DEEPSPEED)) >= 2:
-        return "ds_config"
-    if _mixed_precision_only(keys):
-        return "ds_config"
-    if present.intersection(_FSDP):
-        return "fsdp_config"
-    return "trainer" if present.intersection(_TRAINER) else ""
-
-
-def _mixed_precision_only(keys: Any) -> bool:
-    return isinstance(keys, Mapping) and any(
-        isinstance(keys.get(name), Mapping) and "enabled" in keys[name] for name in ("fp16", "bf16")
-    )
 
 
 def _quoted(head: bytes) -> set[str]:

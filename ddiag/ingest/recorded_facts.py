@@ -15,7 +15,8 @@ _NOT_SETTINGS = (
     *("exception", "ddp_unused"),
 )
 """Facts of single things or moments."""
-_NOISE = ("t", "kind")
+_NOISE = ("t", "kind", "environment", "packages")
+"""Not flattened: when, what kind, and what becomes settings of its own."""
 LOOKED_AT = ("pinned_bytes", "reserved_bytes", "inactive_split_bytes", "ooms")
 """Columns of the table ``pinned_memory``."""
 
@@ -30,6 +31,8 @@ class ProcessFacts:
     torch: str = ""
     cuda: str | None = None
     host: str | None = None
+    process: Mapping[str, Any] = field(default_factory=dict)
+    """What it said of itself when recording began (:mod:`ddiag.capture.process_facts`)."""
     settings: dict[str, str] = field(default_factory=dict)
     tier: Mapping[str, Any] = field(default_factory=dict)
     exception: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +85,7 @@ def _group(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
 def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
     kind = str(fact.get("kind", ""))
     if kind == "process":
+        found.process = fact
         found.torch = str(fact.get("torch") or "")
         found.cuda = None if fact.get("cuda") is None else str(fact["cuda"])
         found.host = None if fact.get("host") is None else str(fact["host"])
@@ -98,6 +102,9 @@ def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
             found.unused.append((index, looks, size))
     if kind == "fsdp_unit" and fact.get("api"):
         found.settings["fsdp.api"] = str(fact["api"])
+        for name in ("strategy", "offload"):
+            if fact.get(name):
+                found.settings[f"fsdp.{name}"] = str(fact[name])
     if kind == "hook_missing":
         found.unwatched += [f"{fact.get('hook')}: {name}" for name in fact.get("names") or ()]
     if kind and kind not in _NOT_SETTINGS:
@@ -112,18 +119,6 @@ def flattened(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
     elif value is not None:
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         yield prefix, text[:MAX_VALUE_CHARACTERS]
-
-
-def environment(data: bytes) -> dict[str, str]:
-    """Settings of ``env.json``: variables under their own names, everything else under its place."""
-    fact = decode(data)
-    if fact is None:
-        return {}
-    variables = fact.pop("environment", {})
-    found = dict(flattened("node", {key: value for key, value in fact.items() if key != "format_version"}))
-    if isinstance(variables, Mapping):
-        found |= {str(name): str(value)[:MAX_VALUE_CHARACTERS] for name, value in variables.items()}
-    return found
 
 
 def problems(data: bytes) -> list[str]:

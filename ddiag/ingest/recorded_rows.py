@@ -1,9 +1,10 @@
-"""Tables of a recording that are not made of records: ranks and their ends, captures, groups, settings, samples."""
+"""Tables of a recording that are not made of records: ranks and their ends, captures, groups, samples."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import polars as pl
@@ -11,9 +12,8 @@ import polars as pl
 from ddiag.ingest.clues import to_tables
 from ddiag.ingest.node_samples import NodeSamples, counters
 from ddiag.ingest.recorded_choice import Job
-from ddiag.ingest.recorded_facts import environment
-from ddiag.ingest.recorded_files import whole
 from ddiag.ingest.recorded_process import Placed
+from ddiag.ingest.recorded_settings import settings_and_facts
 from ddiag.ingest.sampled_devices import device_rows, of_rank, told
 from ddiag.model.tables import TABLES
 
@@ -37,11 +37,11 @@ def side_tables(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]
             for one in placed
             for module, looks, unused in one.process.facts.unused
         ],
-        "config": _config_rows(job, placed),
     }
     found = {name: pl.DataFrame(part, schema=TABLES[name].schema, strict=False) for name, part in rows.items()}
-    sampled = to_tables(one for node in nodes for one in told(node))
-    return {**found, "counters": counters(nodes), **sampled}
+    sampled = (one for node in nodes for one in told(node))
+    said = to_tables(chain(sampled, settings_and_facts(job, placed, hosts)))
+    return {**found, "counters": counters(nodes), **said}
 
 
 def _rank_row(one: Placed, host: str | None, nodes: Sequence[NodeSamples]) -> dict[str, object]:
@@ -126,24 +126,3 @@ def _group_rows(placed: Sequence[Placed]) -> list[dict[str, object]]:
             row["ranks"] = list(group.ranks) or None
             found.setdefault((group.name, group.ranks), row)
     return list(found.values())
-
-
-def _config_rows(job: Job, placed: Sequence[Placed]) -> list[dict[str, object]]:
-    """Settings of the lowest rank that tells each."""
-    rows: dict[str, dict[str, object]] = {}
-    for one in sorted(placed, key=lambda one: one.process.rank):
-        for key, value in one.process.facts.settings.items():
-            rows.setdefault(key, {"key": key, "value": value, "source": one.process.sources.label})
-    for run in job.folders:
-        source = run.own.get("env.json")
-        if source is not None:
-            for key, value in environment(whole(source)).items():
-                rows.setdefault(key, {"key": key, "value": value, "source": source.label})
-    if job.manifest is not None:
-        rows["command"] = {"key": "command", "value": " ".join(job.manifest.argv), "source": "run.json"}
-        rows["launcher"] = {"key": "launcher", "value": job.manifest.launcher, "source": "run.json"}
-        ended = {"exit_code": job.manifest.exit_code, "asked_to_end": job.manifest.asked_to_end}
-        for key, end in {**ended, "started_again": job.started_again or None}.items():
-            if end is not None:
-                rows[f"job.{key}"] = {"key": f"job.{key}", "value": str(end), "source": "run.json"}
-    return list(rows.values())

@@ -1,6 +1,6 @@
-"""``env.json``: the node and its software, read once, without running anything.
+"""``env.json``: the node, its software and the configurations that the command names, read without running anything.
 
-Environment variables are taken from an allow-list; what is on it and still looks secret is left out.
+What a job's processes get to see beyond this (launchers and scripts set variables) each of them tells itself.
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ddiag.schema.environment import allowed
 from ddiag.schema.folder import ENV_JSON, NODES, write_whole
-from ddiag.schema.secrets import redact_environment
 from ddiag.supervise.cgroup import cgroup_limits
+from ddiag.supervise.named_configs import named_configs
 from ddiag.supervise.proc import field, read_text
 from ddiag.supervise.run_folder import Place
 
-_ALLOWED = re.compile(
-    r"(NCCL|RCCL|TORCH|PYTORCH|CUDA|NVIDIA|HIP|ROCR|GLOO|OMP|MKL|KMP|GOMP|UCX|FI|DS|DEEPSPEED|ACCELERATE|FSDP|TORCHELASTIC"
-    r"|SLURM|OMPI_COMM_WORLD|OMPI_MCA|PMIX|PMI|DDIAG|MALLOC|XLA|TRITON|TORCHINDUCTOR)_[A-Z0-9_]+"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|LD_PRELOAD|PYTHON(HASHSEED|OPTIMIZE|UNBUFFERED|MALLOC)"
-    r"|TOKENIZERS_PARALLELISM|CONDA_DEFAULT_ENV|KUBERNETES_SERVICE_HOST"
-)
 _PACKAGES = (
     *("torch", "deepspeed", "lightning", "pytorch-lightning", "transformers", "accelerate", "numpy", "triton"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13", "flash-attn", "apex", "transformer-engine", "nvidia-ml-py", "mpi4py"),
@@ -51,13 +46,9 @@ def write_facts(place: Place, environment: Mapping[str, str]) -> None:
         "environment": allowed(environment),
         "machine": _machine(),
         "limits": _limits(),
+        "configs": named_configs(manifest.argv, manifest.launcher, environment),
     }
     write_whole(path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
-
-
-def allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may be kept."""
-    return redact_environment({name: value for name, value in environment.items() if _ALLOWED.fullmatch(name)})
 
 
 def _software() -> dict[str, Any]:

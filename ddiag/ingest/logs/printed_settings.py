@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddiag.ingest.config_files import config_settings
-from ddiag.ingest.config_text import json_object, yaml_mapping
 from ddiag.ingest.logs.line import Line
 from ddiag.model.incident import Seen, Setting
+from ddiag.schema.config_text import json_object, yaml_mapping
 from ddiag.schema.secrets import secret_name
 
 _MOST_LINES = 600

@@ -9,8 +9,9 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from shutil import which
 
+from ddiag.schema.environment import allowed
 from ddiag.schema.node import CouldNot, Fact
-from ddiag.supervise.node_facts import allowed, driver_version
+from ddiag.supervise.node_facts import driver_version
 from ddiag.supervise.proc import read_text
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "lightning", "triton", "flash-attn", "numpy", "py-spy")

@@ -9,7 +9,7 @@ import pytest
 
 from ddiag.api import load
 from ddiag.errors import InputError
-from ddiag.ingest.config_text import json_object, scalar, yaml_mapping
+from ddiag.schema.config_text import json_object, scalar, yaml_mapping
 
 FSDP = """compute_environment: LOCAL_MACHINE   # written by accelerate config
 distributed_type: FSDP

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ddiag.schema.environment import allowed
 from ddiag.schema.folder import Manifest, read_manifest, write_manifest
-from ddiag.supervise.node_facts import allowed, write_facts
+from ddiag.supervise.node_facts import write_facts
 from ddiag.supervise.run_folder import JOIN_WITHIN_S, Place, open_run, read_nodes, write_node
 
 NOW = time.time_ns()

@@ -1,4 +1,4 @@
-"""Configurations as text: JSON that may be cut off, and the part of YAML that launchers write."""
+"""Configurations as text: JSON that may be cut off, and the part of YAML that launchers write; which kind one is."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddiag.model.incident import Setting
-from ddiag.schema.secrets import secret_name
-
+_DEEPSPEED = (
+    "zero_optimization", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "comms_logger",
+    "zero_allow_untested_optimizer", "train_batch_size", "activation_checkpointing", "flops_profiler", "aio",
+    "steps_per_print",
+)  # fmt: skip
+_ACCELERATE = ("compute_environment", "distributed_type", "fsdp_config", "deepspeed_config", "num_processes")
+_FSDP = (
+    "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap", "backward_prefetch",
+    "fsdp_backward_prefetch", "fsdp_min_num_params", "min_num_params", "limit_all_gathers", "fsdp_sharding_strategy",
+    "fsdp_version", "fsdp_state_dict_type",
+)  # fmt: skip
+_TRAINER = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "micro_batch_size", "dataloader_num_workers",
+    "accelerator", "gradient_checkpointing", "data_parallel_shard_degree", "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+)  # fmt: skip
 _KEY_LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w.\-/\"']+):(?:\s+(?P<value>.*?))?\s*$")
 _ITEM_LINE = re.compile(r"^(?P<indent> *)- ?(?P<value>.*?)\s*$")
 _COMMENT = re.compile(r"\s+#.*$|^\s*#.*$")
+_BLOCK = re.compile(r"[|>][+-]?\d*[+-]?")
+"""A text of several lines follows."""
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*)(?:\.\d*)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _MOST_CUTS = 200
-
-
-def settings_of(kind: str, found: Mapping[str, Any], source: str, prefix: str = "") -> Iterator[Setting]:
-    """Every leaf of *found* as a setting with a dotted key; secrets are left out."""
-    for key, value in found.items():
-        name = f"{prefix}{key}"
-        if secret_name(str(key)):
-            continue
-        if isinstance(value, Mapping) and value:
-            yield from settings_of(kind, value, source, f"{name}.")
-        else:
-            yield Setting(kind, name, _shown(value), source=source)
-
-
-def _shown(value: Any) -> str:
-    """JSON, but words bare; text that reads like a number or a truth value keeps its quotes: it is not one."""
-    return value if isinstance(value, str) and isinstance(scalar(value), str) else json.dumps(value)
 
 
 def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
@@ -83,10 +81,14 @@ def _closing(text: str) -> str:
 def yaml_mapping(lines: Sequence[str]) -> dict[str, Any]:
     """Nested mappings, lists of scalars, quoted and plain scalars; lines of any other form are passed over."""
     root: dict[str, Any] = {}
+    text_at: int | None = None  # indentation of the key whose value the deeper lines below it go on with
     open_maps: list[tuple[int, dict[str, Any]]] = [(-1, root)]
     last: tuple[int, dict[str, Any], str] | None = None
     for raw in lines:
         line = _COMMENT.sub("", raw.replace("\t", "  "))
+        if text_at is not None and (not line.strip() or len(line) - len(line.lstrip()) > text_at):
+            continue
+        text_at = None
         if (item := _ITEM_LINE.match(line)) and last is not None and len(item["indent"]) >= last[0]:
             _, parent, key = last
             kept = parent[key] if isinstance(parent.get(key), list) else []
@@ -105,7 +107,9 @@ def yaml_mapping(lines: Sequence[str]) -> dict[str, Any]:
             parent[key] = child
             open_maps.append((indent, child))
         else:
-            parent[key] = scalar(value)
+            text_at = indent
+            if not _BLOCK.fullmatch(value):
+                parent[key] = scalar(value)
     return root
 
 
@@ -125,3 +129,23 @@ def scalar(text: str) -> Any:
         number = text.replace("_", "")
         return int(number) if re.fullmatch(r"[-+]?\d+", number) else float(number)
     return text
+
+
+def config_kind(keys: Any) -> str:
+    """ds_config, accelerate, fsdp_config, trainer, or empty for what is no configuration we know."""
+    present = set(keys)
+    if "distributed_type" in present or len(present.intersection(_ACCELERATE)) >= 2:
+        return "accelerate"
+    if present.intersection(_DEEPSPEED[:5]) or len(present.intersection(_DEEPSPEED)) >= 2:
+        return "ds_config"
+    if _mixed_precision_only(keys):
+        return "ds_config"
+    if present.intersection(_FSDP):
+        return "fsdp_config"
+    return "trainer" if present.intersection(_TRAINER) else ""
+
+
+def _mixed_precision_only(keys: Any) -> bool:
+    return isinstance(keys, Mapping) and any(
+        isinstance(keys.get(name), Mapping) and "enabled" in keys[name] for name in ("fp16", "bf16")
+    )
