@@ -21,7 +21,6 @@ from ddiag.capture.door import DOOR, quietly
 from ddiag.capture.hooks import ALWAYS, WATCHED, hook_module
 from ddiag.capture.identity import Identity, identity
 from ddiag.capture.imports import Imports
-from ddiag.capture.overhead import mark_ns
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.folder import DISABLE_VARIABLE, ERRORS, process_files
@@ -81,7 +80,6 @@ class Activation:
         began = now_ns()
         DOOR.report_to(run / ERRORS, rank=who.rank)
         active = Recorder(files, who)
-        active.mark_ns = mark_ns()
         self.identity = who
         recorder.current = active
         for hook in dict.fromkeys([*(hook for _, hook in WATCHED), *ALWAYS]):
@@ -90,7 +88,7 @@ class Activation:
                 if activated is not None:
                     activated(active)
         active.facts.write("process", **_process_facts(), attempt=who.attempt)
-        active.facts.write("activated", took_ns=now_ns() - began, mark_ns=active.mark_ns)
+        active.facts.write("activated", took_ns=now_ns() - began)
 
     def sleep(self) -> None:
         """In a forked child: not a rank, until it says so."""
@@ -131,7 +129,8 @@ def _loaded(hook: str) -> bool:
 
 
 def _know_compiling(module: Any) -> None:
-    door.compiling = module.is_compiling
+    # Not ``is_compiling``, which asks three modules at every call.
+    door.compiling = getattr(module, "is_dynamo_compiling", module.is_compiling)
 
 
 def _process_facts() -> dict[str, Any]:

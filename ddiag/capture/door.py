@@ -1,9 +1,9 @@
 """The one door through which the recorder's own trouble leaves: caught, counted, reported into the run folder.
 
-Nothing of ours may raise into a training job, so everything torch calls of ours passes one of three forms:
+Nothing of ours may raise into a training job, so everything torch calls of ours passes one of these forms:
 
 * :func:`around`: a replacement of a function that calls something of ours before and after the original;
-* :func:`guarded`: a callback we hand to torch or to Python;
+* :func:`guarded` and :func:`callback`: what we hand to torch or to Python to be called;
 * :func:`quietly`: a block of slow work (installing, activating, closing).
 
 A hook that fails :data:`MAX_FAILURES` times is switched off for good. Reports go to ``errors.jsonl`` of the run folder,
@@ -163,6 +163,20 @@ def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # noqa: BLE001 - this is the door
             DOOR.failed(hook, error)
             return None
+
+    return safe
+
+
+def callback(name: str, function: Callable[[Any], object]) -> Callable[[Any], None]:
+    """:func:`guarded` for what C++ calls with one argument, as often as there are collectives."""
+    hook = DOOR.hook(name)
+
+    def safe(argument: Any) -> None:
+        if hook.live:
+            try:
+                function(argument)
+            except Exception as error:  # noqa: BLE001 - this is the door
+                DOOR.failed(hook, error)
 
     return safe
 

@@ -71,7 +71,6 @@ class PhaseClock:
             self._begin_first_step(now)
         totals = self.totals
         totals.phase_ns[self.current_phase] += now - self._since
-        totals.marks += 1
         # fmt: off
         token = self._begin(
             _PHASE, phase, 0, NO_NAME, label_id, self.step, phase, NO_DTYPE, -1, -1, now, now, 0, 0, 0, self.tid, 0.0,
@@ -89,6 +88,7 @@ class PhaseClock:
         elif phase in _STEP_FLAGS:
             totals.flags |= _STEP_FLAGS[phase]
         self._set_live(self.step, phase, now, now)
+        totals.mark_ns += now_ns() - now
         return token
 
     def _begin_first_step(self, now: int) -> None:
@@ -113,6 +113,9 @@ class PhaseClock:
                 self._unwind(token)
             phase = self.current_phase = stack[-1][1] if stack else _NONE
             self._set_live(self.step, phase, now, now)
+            self._complete(token, now, _FAILED if failed else _DONE)
+            self.totals.mark_ns += now_ns() - now
+            return
         self._complete(token, now, _FAILED if failed else _DONE)
 
     def phase(self, phase: int) -> PhaseSpan:

@@ -21,6 +21,10 @@ _SEVERAL = int(StepFlag.SEVERAL_OPTIMIZERS)
 _NONE, _OPTIMIZER = int(Phase.NONE), int(Phase.OPTIMIZER)
 
 _DEEPEST = 64
+_WRAPPED_MARKS = 1.3
+"""What marks cost beyond what they measure of themselves: the stand-ins around them."""
+_UNSEEN_CALL_NS = 3_500
+"""What a collective costs the training thread that is counted outside Python (tier native), caches cold."""
 
 Sampler = Callable[[StepTotals], None]
 
@@ -42,8 +46,6 @@ class StepClock(PhaseClock):
         self._memory_pace = Pace(MEMORY_SHARE)
         self.optimizer_posts = 0
         """Steps optimizers finished, whatever they mean for the training step."""
-        self.mark_ns = 0
-        """Measured cost of one phase (enter and leave); see :func:`ddiag.capture.overhead.mark_ns`."""
         self._overhead_ns = 0
         self.comm_totals: Callable[[], tuple[int, int, int]] | None = None
         """Set by a tier that counts outside Python: cumulative (count, bytes, wait ns)."""
@@ -185,7 +187,7 @@ class StepClock(PhaseClock):
             totals.start_ns, end, totals.comm_bytes, 0, self.tid, 0.0, State.DONE, totals.micro_steps,
         )
         # fmt: on
-        overhead = totals.marks * self.mark_ns + totals.own_ns
+        overhead = totals.own_ns + int(totals.mark_ns * _WRAPPED_MARKS)
         self._overhead_ns += overhead
         wall = time.time_ns() - (began - end)
         self._summaries.append(
@@ -233,6 +235,7 @@ class StepClock(PhaseClock):
             totals.comm_count += count - before[0]
             totals.comm_bytes += sent - before[1]
             totals.comm_wait_ns += waited - before[2]
+            totals.own_ns += (count - before[0]) * _UNSEEN_CALL_NS
         ended = now_ns()
         self._memory_pace.step_ended(ended)
         totals.own_ns += ended - began

@@ -13,6 +13,7 @@ from ddiag.schema.steps import PHASES, UNKNOWN
 
 _PACK = layout.RECORD.pack
 _NONE, _OTHER = int(Phase.NONE), int(Phase.OTHER)
+_SUMS = ("micro_steps", "comm_count", "comm_bytes", "comm_wait_ns", "gc_ns", "gc_count", "mark_ns", "own_ns")
 
 
 class StepTotals:
@@ -34,7 +35,7 @@ class StepTotals:
         "loader_queue",
         "loader_workers",
         "loss_scale",
-        "marks",
+        "mark_ns",
         "micro_steps",
         "own_ns",
         "phase_ns",
@@ -49,7 +50,7 @@ class StepTotals:
         self.start_ns = start_ns
         self.phase_ns = [0] * PHASES
         self.micro_steps = self.flags = self.comm_count = self.comm_bytes = self.comm_wait_ns = 0
-        self.gc_ns = self.gc_count = self.marks = self.own_ns = 0
+        self.gc_ns = self.gc_count = self.mark_ns = self.own_ns = 0
         self.rss_bytes = self.rss_peak_bytes = self.alloc_retries = UNKNOWN
         self.device_allocated_bytes = self.device_reserved_bytes = UNKNOWN
         self.device_peak_allocated_bytes = self.device_peak_reserved_bytes = UNKNOWN
@@ -60,9 +61,11 @@ class StepTotals:
     def absorb(self, later: StepTotals) -> None:
         """*later* turned out to be the rest of this step."""
         self.phase_ns = [mine + its for mine, its in zip(self.phase_ns, later.phase_ns, strict=True)]
-        for name in ("micro_steps", "comm_count", "comm_bytes", "comm_wait_ns", "gc_ns", "gc_count", "marks", "own_ns"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
         self.flags |= later.flags
+        if later.alloc_retries != UNKNOWN:
+            self.alloc_retries = max(0, self.alloc_retries) + later.alloc_retries
         for name in ("loss_scale", "grad_norm"):
             if not math.isnan(getattr(later, name)):
                 setattr(self, name, getattr(later, name))

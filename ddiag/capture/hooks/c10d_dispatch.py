@@ -111,6 +111,7 @@ class DispatchTier:
 
     def _kernel(self, name: str, overload: Any, op: int, where: Places) -> Callable[..., Any]:
         begin, finish = guarded(f"c10d.{name}", self._begin), guarded(f"c10d.{name}", self._finish)
+        fail = guarded(f"c10d.{name}", _fail)
         redispatch, after = overload.redispatch, self._after
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +126,7 @@ class DispatchTier:
                 result = redispatch(keys & after, *args, **kwargs)
             except BaseException:
                 if taken is not None:
-                    active.complete(taken.token, ok=False)
+                    fail(active, taken.token)
                 raise
             finally:
                 self._inside -= 1
@@ -207,6 +208,10 @@ class DispatchTier:
         self.active = None
         if self._inside == 0:
             self.look(False)
+
+
+def _fail(active: Recorder, token: int) -> None:
+    active.complete(token, ok=False)
 
 
 _tier: DispatchTier | None = None

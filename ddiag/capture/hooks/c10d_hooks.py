@@ -16,7 +16,8 @@ from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import guarded
+from ddiag.capture.door import callback
+from ddiag.capture.hooks.c10d_ops import hook_operations
 from ddiag.capture.hooks.device_times import Begun, wanted
 from ddiag.capture.hooks.following import Sequence, follow
 from ddiag.capture.hooks.labels import context, label_of
@@ -33,19 +34,6 @@ HOOK_NS = 20_000
 """What the two hooks of a collective cost around our own code: the GIL, wrapping, cold caches."""
 FOLLOW_NS = 40_000
 """What following one end costs beyond our own code: the wake-up of a thread that takes the GIL."""
-_OPS = {
-    "ALLREDUCE": Op.ALL_REDUCE,
-    "ALLGATHER": Op.ALL_GATHER,
-    "REDUCE_SCATTER": Op.REDUCE_SCATTER,
-    "BROADCAST": Op.BROADCAST,
-    "REDUCE": Op.REDUCE,
-    "ALLTOALL": Op.ALL_TO_ALL,
-    "GATHER": Op.GATHER,
-    "SCATTER": Op.SCATTER,
-    "SEND": Op.SEND,
-    "RECV": Op.RECV,
-    "BARRIER": Op.BARRIER,
-}
 _ASYNC, _SAMPLED, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.SAMPLED), int(Flag.END_UNKNOWN)
 _BACKWARD = int(Phase.BACKWARD)
 _BARRIER, _SEND, _RECV = int(Op.BARRIER), int(Op.SEND), int(Op.RECV)
@@ -73,8 +61,7 @@ class HooksTier:
         self._followed = 0
         self._groups: list[HookedGroup] = []
         self._dtypes: dict[Any, int] = {}
-        names = sys.modules["torch"]._C._distributed_c10d.HookOpName
-        self._ops = {getattr(names, name): int(op) for name, op in _OPS.items() if hasattr(names, name)}
+        self._ops = hook_operations(sys.modules["torch"]._C._distributed_c10d.HookOpName)
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
@@ -138,8 +125,8 @@ class HooksTier:
         if not self.looking:
             return
         began = now_ns()
-        op = self._ops.get(call.name)
-        if op is None:
+        op = self._ops[int(call.name)]
+        if op < 0:
             return
         given = call.input_tensors
         taken = given if op in _IN_PLACE else call.output_tensors
@@ -211,8 +198,8 @@ class HookedGroup:
         self._sequence = Sequence(begun_at=_torch_count(group))
         self._has_transfers = False
         self._hooked = False
-        self._before = guarded(f"pre_hook {name}", partial(tier.before, self))
-        self._after = guarded(f"post_hook {name}", partial(tier.after, self))
+        self._before = callback(f"pre_hook {name}", partial(tier.before, self))
+        self._after = callback(f"post_hook {name}", partial(tier.after, self))
 
     def seq(self, op: int, peer: int) -> int:
         """The number of a call that is about to be issued; -1 where nobody has kept count.

@@ -31,6 +31,20 @@ OPERATIONS: dict[str, Op] = {
     "monitored_barrier_": Op.BARRIER,
 }
 """By name; kept equal to the native kernel's list by a test."""
+_HOOKED = {
+    "ALLREDUCE": Op.ALL_REDUCE,
+    "ALLGATHER": Op.ALL_GATHER,
+    "REDUCE_SCATTER": Op.REDUCE_SCATTER,
+    "BROADCAST": Op.BROADCAST,
+    "REDUCE": Op.REDUCE,
+    "ALLTOALL": Op.ALL_TO_ALL,
+    "GATHER": Op.GATHER,
+    "SCATTER": Op.SCATTER,
+    "SEND": Op.SEND,
+    "RECV": Op.RECV,
+    "BARRIER": Op.BARRIER,
+}
+"""By the name in torch's ``HookOpName``."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +104,15 @@ def no_async_flag() -> list[str]:
     schema = sys.modules["torch"].ops.c10d.allreduce_.default._schema
     known = any(one.name == "async_op" for one in schema.arguments)
     return [] if known else ["whether a call is asynchronous"]
+
+
+def hook_operations(names: Any) -> list[int]:
+    """Our number of each of torch's operations, by its own; -1 for none of ours.
+
+    A list, since torch's names hash and compare through C++, which costs more than the rest of the look-up.
+    """
+    members = names.__members__
+    found = [-1] * (max(int(one) for one in members.values()) + 1)
+    for name, one in members.items():
+        found[int(one)] = int(_HOOKED.get(name, -1))
+    return found

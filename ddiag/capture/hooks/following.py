@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
-from ddiag.capture.door import guarded
+from ddiag.capture.door import DOOR
 from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
-from ddiag.schema.phases import Op
+from ddiag.schema.phases import Op, State
 
+_ISSUED = int(State.ISSUED)
 _POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 
 
@@ -36,15 +35,15 @@ class Sequence:
         return number
 
 
-_told: dict[int, weakref.WeakSet[Any]] = {}
-"""Callbacks that backends hold, by id of the group."""
+_told: dict[int, set[int]] = {}
+"""Identities of the callbacks that backends hold, by id of the group."""
 _no_future: set[object] = set()
 """Operations whose Work offers no future: torch raises, which is dear, so it is asked once."""
 
 
 def follow(active: Recorder, token: int, work: Any, operation: object, group_id: int) -> None:
     """The call in a group has returned *work* (of a host backend): record when it is over."""
-    active.issued(token)
+    active.ring.set_state(token, _ISSUED)
     if work is None:
         active.complete(token)
         return
@@ -55,12 +54,7 @@ def follow(active: Recorder, token: int, work: Any, operation: object, group_id:
             _no_future.add(operation)
         else:
             waits.forget(active)
-            told = partial(_done, active, token)
-            held = _told.get(group_id)
-            if held is None:
-                held = _told[group_id] = weakref.WeakSet()
-            held.add(told)
-            future.add_done_callback(told)
+            future.add_done_callback(Told(active, token, group_id))
             return
     waits.ends_when_waited(active, token)
 
@@ -94,13 +88,38 @@ def _drain(ids: Collection[int], limit_s: float) -> None:
         time.sleep(0.001)
 
 
-def _over(active: Recorder, token: int, future: Any) -> None:
-    try:
-        future.value()
-    except RuntimeError:
-        active.complete(token, ok=False)
-    else:
-        active.complete(token)
+_hook = DOOR.hook("collective.done")
 
 
-_done = guarded("collective.done", _over)
+class Told:
+    """The callback of one collective: a backend holds it, calls it when that is over, and lets go of it.
+
+    A weak set of partial functions would do; it costs the issuing thread three times as much.
+    """
+
+    __slots__ = ("_active", "_held", "_token")
+
+    def __init__(self, active: Recorder, token: int, group_id: int) -> None:
+        self._active = active
+        self._token = token
+        held = _told.get(group_id)
+        if held is None:
+            held = _told.setdefault(group_id, set())
+        self._held = held
+        held.add(id(self))
+
+    def __call__(self, future: Any) -> None:
+        if not _hook.live:
+            return
+        try:
+            try:
+                future.value()
+            except RuntimeError:
+                self._active.complete(self._token, ok=False)
+            else:
+                self._active.complete(self._token)
+        except Exception as error:  # noqa: BLE001 - this is the door, by hand
+            DOOR.failed(_hook, error)
+
+    def __del__(self) -> None:
+        self._held.discard(id(self))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from dataclasses import dataclass
+from enum import IntEnum
 
 import pytest
 
+from ddiag.capture.door import DOOR
 from ddiag.capture.hooks import following
-from ddiag.capture.hooks.c10d_ops import Places, first, places, size
+from ddiag.capture.hooks.c10d_ops import Places, first, hook_operations, places, size
 from ddiag.capture.hooks.flight_recorder import NEW_NAME, OLD_NAME, prepare
-from ddiag.capture.hooks.following import Sequence
-from ddiag.schema.phases import Op
+from ddiag.capture.hooks.following import Sequence, Told
+from ddiag.capture.recorder import Recorder
+from ddiag.schema.phases import Op, State
+from tests.unit.capture.reading import records
 
 
 @dataclass(frozen=True)
@@ -45,22 +48,42 @@ def test_transfers_do_not_count_as_collectives() -> None:
     assert [sequence.next(Op.BARRIER, -1), sequence.next(Op.SEND, 1), sequence.next(Op.RECV, 1)] == [2, 2, 1]
 
 
-class Held:
-    """A callback that a backend holds."""
-
-
-def test_a_group_that_is_destroyed_waits_for_its_own_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, others = Held(), Held()
-    told: dict[int, weakref.WeakSet[Held]] = {1: weakref.WeakSet([own]), 2: weakref.WeakSet([others])}
-    monkeypatch.setattr(following, "_told", told)
-    over = threading.Timer(1.0, told[1].discard, [own])
+def test_a_group_that_is_destroyed_waits_for_its_own_calls_alone(active: Recorder) -> None:
+    own, others = Told(active, 0, 1), [Told(active, 1, 2)]
+    backend = [own]
+    del own
+    over = threading.Timer(1.0, backend.clear)
     over.start()
     began = time.monotonic()
     following.drain_groups([1, 3], "2.4.1+cu121")
     assert time.monotonic() - began >= 1.0 > following.SOON_S, "torch 2.4 hangs unless all of it is over"
-    assert list(told) == [2]
+    began = time.monotonic()
     following.drain_groups([2], "2.13.0+cpu")
-    assert list(told[2]) == [others], "newer torch needs no more than a moment"
+    assert following.SOON_S <= time.monotonic() - began < 1.0 + following.SOON_S, "newer torch needs but a moment"
+    others.clear()
+    following.drain_groups([2], "2.4.1")
+
+
+class Future:
+    """Of a collective; *error* is what it ended with."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def value(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def test_a_backend_that_calls_back_ends_the_record(active: Recorder) -> None:
+    group = active.names.id("g")
+    good, bad, strange = [active.begin_collective(Op.ALL_REDUCE, group) for _ in range(3)]
+    Told(active, good, group)(Future())
+    Told(active, bad, group)(Future(RuntimeError("connection closed by peer")))
+    before = DOOR.errors
+    Told(active, strange, group)(Future(LookupError("not ours to raise into a backend's thread")))
+    assert [record.state for record in records(active.files)] == [State.DONE, State.FAILED, State.OPEN]
+    assert DOOR.errors == before + 1
 
 
 @pytest.mark.parametrize(
@@ -79,3 +102,13 @@ def test_the_flight_recorder_is_asked_for_only_where_nobody_decided(
     environment = dict(given)
     assert prepare(environment, torch_version=version, cuda=cuda) == (environment != given)
     assert environment == expected
+
+
+def test_the_hooks_know_torchs_operations_by_number() -> None:
+    class Names(IntEnum):
+        SEND = 0
+        ALLREDUCE = 3
+        NEW_WINDOW = 5
+
+    none = -1
+    assert hook_operations(Names) == [int(Op.SEND), none, none, int(Op.ALL_REDUCE), none, none]
