@@ -1,6 +1,7 @@
 """Trainings written for frameworks: ``record_frameworks.py FOLDER FRAMEWORK [api]`` writes FOLDER/truth-RANK.json.
 
-With ``api`` ddiag is called from the script (its callback, or ``ddiag.record``) instead of from the launch line.
+With ``api`` ddiag is called from the script (its callback, or ``ddiag.record``) instead of from the launch line. After
+the training each rank calls a few collectives more, which a callback must not record: it is over by then.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 FOLDER, FRAMEWORK = Path(sys.argv[1]), sys.argv[2]
 API = sys.argv[3:] == ["api"]
+LATER = 3
+LOSSES = []
+
+
+def noted(loss):
+    """As the training computes it, to the bit."""
+    LOSSES.append(loss.item().hex())
+    return loss
 
 
 def dataset(items):
@@ -31,7 +41,7 @@ def lightning_fit():
             self.layer = nn.Linear(8, 1)
 
         def training_step(self, batch, _index):
-            return self.layer(batch[0]).mean()
+            return noted(self.layer(batch[0]).square().mean())
 
         def validation_step(self, batch, _index):
             self.layer(batch[0])
@@ -59,8 +69,9 @@ def lightning_fit():
         default_root_dir=FOLDER,
         enable_checkpointing=False,
     )
-    trainer.fit(Module(), DataLoader(dataset(64), batch_size=4), DataLoader(dataset(16), batch_size=4))
-    return {"rank": trainer.global_rank, "steps": trainer.global_step, "micro_steps": 2}
+    module = Module()
+    trainer.fit(module, DataLoader(dataset(64), batch_size=4), DataLoader(dataset(16), batch_size=4))
+    return trainer.global_step, module
 
 
 def trainer_train():
@@ -72,7 +83,7 @@ def trainer_train():
             self.layer = nn.Linear(8, 1)
 
         def forward(self, values):
-            return {"loss": self.layer(values).mean()}
+            return {"loss": noted(self.layer(values).square().mean())}
 
     callbacks = []
     if API:
@@ -89,14 +100,15 @@ def trainer_train():
         use_cpu=True,
         disable_tqdm=True,
     )
+    model = Model()
     trainer = transformers.Trainer(
-        model=Model(),
+        model=model,
         args=arguments,
         train_dataset=[{"values": torch.randn(8)} for _ in range(128)],
         callbacks=callbacks,
     )
     trainer.train()
-    return {"rank": arguments.process_index, "steps": trainer.state.global_step, "micro_steps": 2}
+    return trainer.state.global_step, model
 
 
 def accelerate_loop():
@@ -113,15 +125,31 @@ def accelerate_loop():
     steps = 0
     for (batch,) in batches:
         with accelerator.accumulate(model):
-            accelerator.backward(model(batch).mean())
+            accelerator.backward(noted(model(batch).square().mean()))
             optimizer.step()
             optimizer.zero_grad()
             steps += accelerator.sync_gradients
-    return {"rank": accelerator.process_index, "steps": steps, "micro_steps": 2}
+    return steps, model
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    told = {"lightning": lightning_fit, "transformers": trainer_train, "accelerate": accelerate_loop}[FRAMEWORK]()
-    told["pid"] = os.getpid()
-    (FOLDER / f"truth-{told['rank']}.json").write_text(json.dumps(told))
+    torch.manual_seed(0)
+    steps, model = {"lightning": lightning_fit, "transformers": trainer_train, "accelerate": accelerate_loop}[
+        FRAMEWORK
+    ]()
+    for _ in range(LATER):
+        dist.all_reduce(torch.ones(LATER))
+    rank = dist.get_rank()
+    told = {
+        "rank": rank,
+        "pid": os.getpid(),
+        "steps": steps,
+        "micro_steps": 2,
+        "losses": LOSSES,
+        "parameters": [one.detach().flatten().tolist() for one in model.parameters()],
+        "bytes": sum(one.nbytes for one in model.parameters()),
+        "later": LATER,
+        "later_bytes": 4 * LATER,
+    }
+    (FOLDER / f"truth-{rank}.json").write_text(json.dumps(told))
