@@ -30,6 +30,8 @@ OFF, TRACEML = "off", "traceml"
 WARM_STEPS = 12
 """More than the sampling tiers' first steps, all of which they look at, and what they take to settle."""
 LAYERS = 34
+TURNS = 12
+"""For each round of blocks: what tells a small difference is many steps beside each other."""
 SHAPES = {"cpu": (256, 256), "cuda": (4096, 4096)}
 """Width and batch: steps of 50 to 250 ms."""
 BUCKET_MB = 0.2
@@ -140,7 +142,7 @@ def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -
     for mode in modes:
         if mode not in (OFF, TRACEML):
             found["micro"] = micro(partial(recording, mode, out), mode, group, device)
-            found |= take_turns(mode, 4 * rounds, device, out)
+            found |= take_turns(mode, TURNS * rounds, device, out)
     sampled = []
     for _ in range(rounds):
         means: dict[str, dict[str, float]] = {}

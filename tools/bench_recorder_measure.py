@@ -174,7 +174,8 @@ def turns(found: Found, kind: str, clock: str) -> Estimate:
     rows: list[tuple[float, ...]] = []
     for rank in found:
         for one in rank["turns"]:
-            off = one["off"][clock]
+            # What is judged is compared with both kinds of steps without the recorder, which halves their noise.
+            off = one["off"][clock] if kind == "again" else (one["off"][clock] + one["again"][clock]) / 2
             looked = one.get("looked", one[kind])[clock] if kind == "on" else one[kind][clock]
             rows.append((one[kind][clock] / off - 1, looked / off - 1))
     return _estimate(rows, (1 - sampled, sampled))
