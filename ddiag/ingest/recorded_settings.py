@@ -107,12 +107,12 @@ def _nodes(job: Job) -> Iterator[Node]:
 
 
 def _of_processes(ranks: Sequence[_Rank]) -> Iterator[Setting]:
-    """What the lowest rank that tells it says; the kind is that of the fact."""
+    """What the lowest rank that tells it says, as it says it; keys begin with the kind of the fact."""
     found: dict[str, Setting] = {}
     for rank in ranks:
         process = rank.placed.process
         for key, value in process.facts.settings.items():
-            found.setdefault(key, Setting(key.partition(".")[0], key, value, source=process.sources.label))
+            found.setdefault(key, Setting("recorded", key, value, source=process.sources.label))
     yield from found.values()
 
 

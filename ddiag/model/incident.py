@@ -77,7 +77,8 @@ class Setting:
     """One value of a configuration or environment."""
 
     kind: str
-    """env, ds_config, accelerate, fsdp, trainer, megatron, nccl, package, module, limit, sysctl, mount, driver …"""
+    """env, ds_config, accelerate, fsdp, trainer, megatron, nccl, package, module, limit, sysctl, mount, driver …; of a
+    recording also env.unread (variables that nothing in the job reads), recorded, node and job."""
     key: str
     """Dotted path (``zero_optimization.reduce_bucket_size``) or variable name."""
     value: str
@@ -178,7 +179,7 @@ CONFIG = Table(
         Column("key", pl.String, "", "name or dotted path"),
         Column("value", pl.String, "", "value"),
         _SOURCE,
-        Column("kind", pl.String, "", "env, ds_config, accelerate, fsdp, package, limit …"),
+        Column("kind", pl.String, "", "env, ds_config, accelerate, fsdp, package, recorded, node …"),
         _RANK,
         _HOST,
     ),

@@ -57,12 +57,19 @@ class Settings:
 
     def of(self, kind: str, key: str = "") -> tuple[Setting, ...]:
         """Settings of *kind* (all keys when *key* is empty)."""
-        return tuple(one for one in self.all if one.kind == kind and key in ("", one.key))
+        return tuple(one for one in self._by_kind.get(kind, ()) if key in ("", one.key))
 
     def value(self, kind: str, key: str) -> str | None:
         """The value most sources agree on; None when it is not set anywhere."""
         values = [one.value for one in self.of(kind, key)]
         return max(values, key=values.count) if values else None
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, list[Setting]]:
+        found: dict[str, list[Setting]] = {}
+        for setting in self.all:
+            found.setdefault(setting.kind, []).append(setting)
+        return found
 
 
 @dataclass(frozen=True)

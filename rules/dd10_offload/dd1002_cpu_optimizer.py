@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import Copies, JobFacts, KernelMix, OptimizerStep, Signals, StepBudget
+from ddiag.model.signals_incident import Settings
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
+from ddiag.rulekit.values import as_number, setting
 
 
 def has_subject(signals: Signals) -> bool:
@@ -35,7 +37,7 @@ RULE = Rule(
     id="DD1002",
     root_cause="RC-47",
     needs=(JobFacts, StepBudget, Copies),
-    optional=(OptimizerStep,),
+    optional=(OptimizerStep, Settings),
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA; DeepSpeed: wall_clock_breakdown: true",
     symptom="the device is idle after every backward pass while a few CPU cores are busy",
     evidence="CPU optimizer operators with an idle device",
@@ -70,6 +72,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         evidence=(
             Evidence("CPU optimizer", round(cpu_ms, 3), "ms/step", limits.cpu_ms, f"device idle, {over_steps(budget)}"),
             Evidence("CPU optimizer", round(share, 4), "of step", limits.cpu_share, "time / median step"),
+            *_threads(signals.get(Settings)),
         ),
         fix=(
             "DeepSpeedCPUAdam (built with DS_BUILD_CPU_ADAM=1) instead of torch.optim on CPU tensors, with ranks "
@@ -87,3 +90,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why="CPU optimizer operators run on the host while nothing runs on the device",
         doubt=doubts(facts, "with very few steps recorded, an occasional update weighs too much"),
     )
+
+
+def _threads(settings: Settings | None) -> tuple[Evidence, ...]:
+    """How many threads torch began with: the update has no more unless the script gave it some."""
+    threads = setting(settings, "recorded", "process.threads")
+    number = as_number(threads.value) if threads is not None else None
+    if number is None:
+        return ()
+    cpus = setting(settings, "recorded", "process.cpus_of_host")
+    of = f"torchrun makes it 1 without OMP_NUM_THREADS; the host has {cpus.value} CPUs" if cpus is not None else ""
+    return (Evidence("torch threads of a rank at its start", number, "", None, of),)

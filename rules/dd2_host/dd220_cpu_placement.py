@@ -17,7 +17,7 @@ One set of cores for each rank, near its GPU: torchrun --numa-binding, deepspeed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ddiag.model.incident import NodeFact
@@ -53,19 +53,19 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, placement = signals[NodeFacts], signals.get(Placement)
-    bound = {fact.number: fact for fact in facts.of("process.affinity") if fact.number is not None}
-    sets = {pid: cpus(fact.text) for pid, fact in bound.items()}
-    shared = set.intersection(*map(set, sets.values())) if sets else set()
-    alike = len(sets) > 1 and all(set(own) == shared for own in sets.values())
-    if alike and shared and len(shared) < limits.least_cpus_per_rank * len(sets):
+    bound = {(fact.host, fact.number): fact for fact in facts.of("process.affinity") if fact.number is not None}
+    starved = _starved(bound.values(), limits)
+    if starved:
+        first = [fact for fact in starved if fact.host == starved[0].host]
+        shared = len(cpus(first[0].text))
         yield _finding(
-            f"{len(sets)} ranks share {len(shared)} CPU{'s' if len(shared) > 1 else ''}",
-            list(bound.values()),
+            f"{len(first)} ranks share {shared} CPU{'s' if shared > 1 else ''}",
+            starved,
             placement,
             "every rank may run on the same few CPUs only",
         )
         return
-    far = _far(facts, bound, sets, placement)
+    far = _far(facts, bound, placement)
     if far:
         yield _finding(
             f"{len(far)} process{'es run' if len(far) > 1 else ' runs'} on CPUs far from the GPU",
@@ -73,6 +73,19 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             placement,
             "its CPUs and those near its GPU do not overlap",
         )
+
+
+def _starved(bound: Iterable[NodeFact], limits: Limits) -> list[NodeFact]:
+    """Ranks of hosts on which all of them have one and the same set of CPUs, too few for so many."""
+    by_host: dict[str | None, list[NodeFact]] = {}
+    for fact in bound:
+        by_host.setdefault(fact.host, []).append(fact)
+    found = []
+    for mine in by_host.values():
+        sets = {cpus(fact.text) for fact in mine}
+        if len(mine) > 1 and len(sets) == 1 and 0 < len(*sets) < limits.least_cpus_per_rank * len(mine):
+            found += mine
+    return found
 
 
 def cpus(text: str) -> frozenset[int]:
@@ -86,19 +99,16 @@ def cpus(text: str) -> frozenset[int]:
 
 
 def _far(
-    facts: NodeFacts,
-    bound: Mapping[float, NodeFact],
-    sets: Mapping[float, frozenset[int]],
-    placement: Placement | None,
+    facts: NodeFacts, bound: Mapping[tuple[str | None, float], NodeFact], placement: Placement | None
 ) -> list[NodeFact]:
     near = {_bus(fact, placement): cpus(fact.text) for fact in facts.of("gpu.cpu_affinity")}
     found = []
     for fact in facts.of("gpu.process"):
         pid = fact.text.partition(" ")[0]
-        own = sets.get(float(pid), frozenset()) if pid.isdigit() else frozenset()
+        own = bound.get((fact.host, float(pid))) if pid.isdigit() else None
         wanted = near.get(_bus(fact, placement), frozenset())
-        if own and wanted and not own & wanted:
-            found.append(bound[float(pid)])
+        if own is not None and wanted and cpus(own.text) and not cpus(own.text) & wanted:
+            found.append(own)
     return found
 
 

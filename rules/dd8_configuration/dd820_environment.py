@@ -149,6 +149,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
 def _versions(events: Events | None, settings: Settings) -> Mapping[str, Version]:
     """Versions in use, where one only is known."""
     nccl = {event.word("version") for event in (events.of("nccl.version") if events is not None else ())}
+    nccl |= {one.value for one in settings.of("package", "nccl")}
     torch = {one.value for one in settings.of("package", "torch")}
     named = (("NCCL", nccl), ("TORCH", torch))
     return {name: _numbers(next(iter(known))) for name, known in named if len(known) == 1}

@@ -67,7 +67,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     events, settings = signals.get(Events) or Events(()), signals.get(Settings)
     mismatch = events.of("nccl.version_mismatch")
     broken = [*mismatch, *events.of("nccl.protocol_mismatch")]
-    versions = _versions(events)
+    versions = _versions(events, settings)
     if len(set(versions.values())) > 1 or mismatch:
         yield _version(versions, broken, events, limits)
         return
@@ -80,12 +80,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         yield pair
 
 
-def _versions(events: Events) -> Mapping[str, str]:
-    """Host -> version, for hosts that name one version only."""
+def _versions(events: Events, settings: Settings | None) -> Mapping[str, str]:
+    """Host -> version, for hosts that name one version only: in a log, or of a recorded process."""
     found: dict[str, set[str]] = {}
-    for event in events.of("nccl.version"):
-        if event.host is not None:
-            found.setdefault(event.host, set()).add(event.word("version"))
+    loaded = settings.of("package", "nccl") if settings is not None else ()
+    told = [(event.host, event.word("version")) for event in events.of("nccl.version")]
+    for host, version in (*told, *((one.host, one.value) for one in loaded)):
+        if host is not None:
+            found.setdefault(host, set()).add(version)
     return {host: next(iter(names)) for host, names in found.items() if len(names) == 1}
 
 

@@ -56,6 +56,20 @@ def _named(module: Any, _result: Any, failed: bool) -> None:
     for name, one in module.named_modules():
         clean = name.replace("_fsdp_wrapped_module.", "").replace("._fsdp_wrapped_module", "")
         _names[one] = clean.removeprefix("_fsdp_wrapped_module") or "root"
+    if recorder.current is not None:
+        recorder.current.facts.write("fsdp", **_configuration(module))
+
+
+def _configuration(root: Any) -> dict[str, Any]:
+    """What the root was wrapped with."""
+    prefetch = getattr(root, "backward_prefetch", "")
+    return {
+        "backward_prefetch": "NO_PREFETCH" if prefetch is None else getattr(prefetch, "name", None),
+        "forward_prefetch": getattr(root, "forward_prefetch", None),
+        "limit_all_gathers": getattr(root, "limit_all_gathers", None),
+        "offload_params": getattr(getattr(root, "cpu_offload", None), "offload_params", None),
+        "use_orig_params": getattr(root, "_use_orig_params", None),
+    }
 
 
 def _label(active: Recorder, handle: Any) -> int:
