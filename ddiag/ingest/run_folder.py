@@ -15,6 +15,7 @@ import polars as pl
 from ddiag.errors import InputError
 from ddiag.ingest.node_samples import NodeSamples, read_samples
 from ddiag.ingest.recorded_choice import Job, choose
+from ddiag.ingest.recorded_cost import cost_note
 from ddiag.ingest.recorded_facts import problems
 from ddiag.ingest.recorded_files import RunSources, whole
 from ddiag.ingest.recorded_process import Placed, Process, place, read_process
@@ -146,7 +147,7 @@ def _coverage(
         ranks_expected=tuple(range(world)),
         steps=tuple(whole["step"].unique().sort().to_list()),
         dropped_records=sum(one.process.dropped for one in placed),
-        notes=(*job.notes, *_told(job, placed), *notes),
+        notes=(*job.notes, *_told(job, placed, tables), *notes),
     )
 
 
@@ -167,7 +168,7 @@ def _input(job: Job, one: Placed) -> InputFile:
     )
 
 
-def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
+def _told(job: Job, placed: Sequence[Placed], tables: dict[str, pl.DataFrame]) -> list[str]:
     """What limits the conclusions."""
     notes = _how_it_ended(job)
     gone = max((sum(ring.overwritten for ring in one.process.rings) for one in placed), default=0)
@@ -180,6 +181,8 @@ def _told(job: Job, placed: Sequence[Placed]) -> list[str]:
     blind = sorted({str(what) for one in placed for what in one.process.facts.tier.get("blind", ())})
     if tiers and blind:
         notes.append(f"communication recorded by: {', '.join(sorted(tiers))}; not seen: {', '.join(blind)}")
+    cost = cost_note(tables.get("step_summaries", pl.DataFrame()))
+    notes += [] if cost is None else [cost]
     unwatched = sorted({what for one in placed for what in one.process.facts.unwatched})
     if unwatched:
         notes.append(f"not watched, as this version lacks what the recorder looks for: {', '.join(unwatched)}")
