@@ -12,6 +12,7 @@ from ddiag.schema import steps as layout
 from ddiag.schema.folder import Manifest, ProcessFiles, process_files, write_manifest
 from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Op, Phase, State
 from ddiag.schema.ring import NO_DTYPE, NO_NAME, RingHeader
+from ddiag.schema.steps import StepFlag
 
 MS = 1_000_000
 WALL_NS = 1_700_000_000_000_000_000
@@ -51,6 +52,10 @@ class Plan:
     """… which takes so long."""
     pause_ms: float = 0.0
     """What the script does of its own after the update."""
+    compile_at: tuple[int, ...] = ()
+    """Steps in which the forward pass is compiled."""
+    compile_ms: float = 200.0
+    compile_label: str = "forward (model.py:7)"
 
 
 def write_run(folder: Path, *plans: Plan, ended: bool = True) -> Path:
@@ -106,6 +111,8 @@ class Writer:
         plan, begin = self.plan, self.now
         spent = [0] * 16
         self._phase(number, Phase.INPUT, plan.input_ms + plan.late_ms, spent)
+        if number in plan.compile_at:
+            self._phase(number, Phase.COMPILE, plan.compile_ms, spent, plan.compile_label)
         retries = int(plan.retry_every > 0 and number % plan.retry_every == 0)
         self._phase(number, Phase.FORWARD, 28.0 + retries * plan.retry_ms, spent)
         backward = self._begin_phase(number, Phase.BACKWARD)
@@ -113,8 +120,8 @@ class Writer:
         for bucket in range(plan.buckets):
             self._bucket(number, bucket, wait_ms=plan.peer_late_ms)
             self.now += 15 * MS
-        longer = retries * plan.retry_ms
-        end = begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms + longer) * MS)
+        compiled = spent[Phase.COMPILE] / MS + retries * plan.retry_ms
+        end = begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms + compiled) * MS)
         self.now = max(self.now + 10 * MS, end)
         spent[Phase.BACKWARD] = self.now - began
         self.ring.complete(backward, self.now)
@@ -124,14 +131,15 @@ class Writer:
             self._phase(number, Phase.CHECKPOINT, plan.save_ms, spent)
         self._summary(number, begin, spent, retries)
 
-    def _begin_phase(self, step: int, phase: Phase) -> int:
+    def _begin_phase(self, step: int, phase: Phase, label: str | None = None) -> int:
+        named = NO_NAME if label is None else self.names.id(label)
         return self.ring.begin(
-            Kind.PHASE, phase, 0, NO_NAME, NO_NAME, step, phase, NO_DTYPE, -1, -1, self.now, self.now, 0, 0, 0, TID,
+            Kind.PHASE, phase, 0, NO_NAME, named, step, phase, NO_DTYPE, -1, -1, self.now, self.now, 0, 0, 0, TID,
             0.0, State.OPEN, 0,
         )  # fmt: skip
 
-    def _phase(self, step: int, phase: Phase, length_ms: float, spent: list[int]) -> None:
-        token = self._begin_phase(step, phase)
+    def _phase(self, step: int, phase: Phase, length_ms: float, spent: list[int], label: str | None = None) -> None:
+        token = self._begin_phase(step, phase, label)
         self.now += int(length_ms * MS)
         spent[phase] += int(length_ms * MS)
         self.ring.complete(token, self.now)
@@ -165,13 +173,16 @@ class Writer:
         self.summaries.append(layout.pack(record))
 
 
+_FLAGS = {Phase.CHECKPOINT: StepFlag.CHECKPOINT, Phase.COMPILE: StepFlag.COMPILED}
+
+
 def _record(
     step: int, begin: int, end: int, offset: int, spent: list[int], *, rss: int, head: int
 ) -> layout.StepRecord:
     return layout.empty(step)._replace(
         start_ns=begin, end_ns=end, wall_end_ns=end + offset, phase_ns=tuple(spent), micro_steps=1, rss_bytes=rss,
         rss_peak_bytes=rss, ring_head=head, loader_workers=2, loader_queue=3,
-        flags=4 if spent[Phase.CHECKPOINT] else 0,
+        flags=sum(flag for phase, flag in _FLAGS.items() if spent[phase]),
     )  # fmt: skip
 
 

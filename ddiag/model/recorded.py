@@ -5,12 +5,15 @@ from __future__ import annotations
 import polars as pl
 
 from ddiag.model.columns import END, RANK, START, TID, Column, Table
+from ddiag.schema import phases
 
 SUMMED_PHASES = (
     *("input", "h2d", "forward", "backward", "optimizer", "clip", "checkpoint", "evaluation", "logging", "compile"),
     *("other", "zero_grad"),
 )
 """Phases a step summary adds up, by the names of ``ddiag.schema.phases.Phase``; ``other`` is what no mark covers."""
+COMPILED_AGAIN = phases.AGAIN
+"""Begins the label of the phase ``compile`` of a function that was compiled before."""
 _STEP_FLAGS = (
     ("skipped", "the optimizer's step was left out because of inf or nan"),
     ("evaluated", "evaluation ran in it"),
@@ -31,7 +34,7 @@ PHASES = Table(
         TID,
         START,
         Column("end_ns", pl.Int64, "ns", "when it ended; null when it had not when the recording was read or cut off"),
-        Column("label", pl.String, "", "what exactly: the call, the unit, the bucket"),
+        Column("label", pl.String, "", "what exactly: the call, the unit, the bucket, the function that is compiled"),
         Column("micro_step", pl.Int32, "", "backward passes of the step before it"),
         Column("inferred", pl.Boolean, "", "not marked by a call of its own, but the time between two marks"),
     ),

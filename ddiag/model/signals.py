@@ -405,7 +405,7 @@ class PythonOverhead:
     """Longest save seen inside a step."""
     logging_ms_per_step: float
     compile_ms: float
-    """Compilation inside steady steps."""
+    """Compilation inside steady steps; in a recording, of functions compiled again and again after warm-up."""
     anomaly_mode: bool
     find_unused_ms: float | None
     """Time spent by DDP searching for unused parameters, per step; None when that search was not seen."""
@@ -416,6 +416,10 @@ class PythonOverhead:
     """The same as a share of the run's steps."""
     checkpoints: int | None = None
     """Steps of a recorded run in which a checkpoint was written."""
+    compile_steps: int | None = None
+    """Steps after warm-up over which compilation was added up; None: the steady ones."""
+    compiled_again: tuple[str, ...] = ()
+    """What was compiled again and again in a recording, the dearest first: function (file:line)."""
 
 
 @dataclass(frozen=True)

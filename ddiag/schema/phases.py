@@ -26,6 +26,10 @@ class Phase(IntEnum):
     ZERO_GRAD = 12
 
 
+AGAIN = "again: "
+"""Begins the label of a COMPILE phase of a function that was compiled before."""
+
+
 class Kind(IntEnum):
     """What a record of the ring is about."""
 

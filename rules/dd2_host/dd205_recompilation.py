@@ -9,7 +9,8 @@ Each recompilation takes 0.1 s to minutes on one rank, and every other rank wait
 (`recompile_limit`) PyTorch gives up and runs it uncompiled for good.
 
 ## Diagnosis
-Compilation spans inside steps that are not warm-up. The first compilation of each graph is expected and left out.
+Compilation spans inside steps that are not warm-up. The first compilation of each graph is expected and left out. A
+recording tells which function is compiled: only those compiled again and again count.
 
 ## Mitigation
 Make the changing thing static or declare it dynamic; `TORCH_LOGS=recompiles` prints which guard failed.
@@ -47,16 +48,17 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, overhead = signals[JobFacts], signals[StepBudget], signals[PythonOverhead]
-    per_step_ms = overhead.compile_ms / max(budget.n_steps, 1)
+    steps = overhead.compile_steps or budget.n_steps
+    per_step_ms = overhead.compile_ms / max(steps, 1)
     share = per_step_ms / budget.step_ms if budget.step_ms > 0 else 0.0
     if overhead.compile_ms < limits.compile_ms or share < limits.compile_share:
         return
+    which = "steady steps" if overhead.compile_steps is None else "steps after warm-up"
     yield Finding(
-        title=f"compilation inside {budget.n_steps} steady steps takes {overhead.compile_ms:,.0f} ms "
-        f"({per_step_ms:.1f} ms per step)",
+        title=f"compilation inside {steps} {which} takes {overhead.compile_ms:,.0f} ms ({per_step_ms:.1f} ms per step)",
         severity=severity_over_steps(share, budget, warning=limits.compile_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
-        culprits=Culprits(where="torch.compile"),
+        culprits=Culprits(where=", ".join(overhead.compiled_again[:3]) or "torch.compile"),
         evidence=(
             Evidence(
                 "compilation", round(overhead.compile_ms, 1), "ms", limits.compile_ms, "all steady steps, worst rank"

@@ -23,3 +23,10 @@ def test_a_cache_lookup_is_quiet() -> None:
 
 def test_one_compilation_among_many_steps_is_quiet() -> None:
     assert findings("DD205", steps=100, python_overhead={"compile_ms": 400.0}) == []
+
+
+def test_a_recording_names_what_is_compiled_and_counts_all_steps_after_warm_up() -> None:
+    told = {"compile_ms": 300.0, "compile_steps": 10, "compiled_again": ("forward (model.py:7)", "loss (train.py:3)")}
+    found = the_finding("DD205", python_overhead=told)
+    assert "10 steps after warm-up takes 300 ms (30.0 ms per step)" in found.title
+    assert found.culprits.where == "forward (model.py:7), loss (train.py:3)"

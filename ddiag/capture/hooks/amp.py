@@ -1,9 +1,14 @@
-"""``GradScaler``: loss scale, skipped steps, and whether gradients were unscaled before they were clipped."""
+"""``GradScaler``: loss scale, skipped steps, and whether gradients were unscaled before they were clipped.
+
+FSDP1's ``ShardedGradScaler`` inherits ``step`` and has its own of the others.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,11 +26,12 @@ StepToken = tuple[recorder.Recorder, int, int, bool]
 
 
 def install(module: ModuleType, patches: Patches) -> None:
-    scaler = module.GradScaler
-    patches.replace(scaler, "scale", lambda original: around(original, "GradScaler.scale", _scaled, _nothing))
-    patches.replace(scaler, "unscale_", lambda original: around(original, "GradScaler.unscale_", _unscaled, _nothing))
-    patches.replace(scaler, "step", lambda original: around(original, "GradScaler.step", _before_step, _after_step))
-    patches.replace(scaler, "update", lambda original: around(original, "GradScaler.update", _before_update, _updated))
+    """*module* is ``torch.amp.grad_scaler``, or FSDP1's ``sharded_grad_scaler``."""
+    sharded = getattr(module, "ShardedGradScaler", None)
+    scaler = sharded or module.GradScaler
+    for name, (before, after) in _METHODS.items():
+        if sharded is None or name in vars(sharded):
+            patches.replace(scaler, name, partial(around, name=f"GradScaler.{name}", before=before, after=after))
 
 
 def _active(scaler: Any) -> recorder.Recorder | None:
@@ -85,3 +91,11 @@ def _updated(token: tuple[recorder.Recorder, Any], _result: Any, _failed: bool) 
 
 def _nothing(_token: Any, _result: Any, _failed: bool) -> None:
     """Never called: no token."""
+
+
+_METHODS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
+    "scale": (_scaled, _nothing),
+    "unscale_": (_unscaled, _nothing),
+    "step": (_before_step, _after_step),
+    "update": (_before_update, _updated),
+}

@@ -1,21 +1,24 @@
-"""DeepSpeed's engine: configuration, phases, and where a training step ends. ZeRO is in ``zero.py``.
+"""DeepSpeed's engine: configuration, phases, loss scale, gradient norm, and where a training step ends. ZeRO is in
+``zero.py``.
 
 A training step ends with ``_take_model_step``: under ZeRO-3 the inner optimizer steps once per sub-group.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ddiag.capture import recorder
-from ddiag.capture.door import around
+from ddiag.capture.door import around, guarded
 from ddiag.capture.hooks import zero
+from ddiag.capture.late_scalar import LateScalar
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
-from ddiag.schema.phases import Phase
+from ddiag.schema.phases import Mark, Phase
 
 _OPTIMIZER = int(Phase.OPTIMIZER)
 _SETTINGS = (
@@ -41,10 +44,13 @@ class ModelStep(NamedTuple):
     active: Recorder
     engine: Any
     skipped: int
+    scale: float | None
+    """Loss scale of its backward passes; None where nothing is scaled."""
     phase: int
 
 
 _missing: list[str] = []
+_late_norm = LateScalar()
 
 
 def install(module: ModuleType, patches: Patches) -> None:
@@ -121,10 +127,41 @@ def _step(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> ModelStep | None:
     if active is None or not active.on_training_thread():
         return None
     engine = args[0]
-    return ModelStep(active, engine, int(engine.skipped_steps), active.enter(_OPTIMIZER))
+    return ModelStep(active, engine, int(engine.skipped_steps), _scale(engine), active.enter(_OPTIMIZER))
 
 
 def _stepped(step: ModelStep, _result: Any, failed: bool) -> None:
-    step.active.leave(step.phase, failed)
-    if not failed:
-        step.active.engine_step(skipped=int(step.engine.skipped_steps) > step.skipped)
+    active, engine, skipped, scale, phase = step
+    active.leave(phase, failed)
+    if failed:
+        return
+    if scale is not None:
+        active.totals.loss_scale = scale
+        after = _scale(engine)
+        if after is not None and after != scale:
+            active.mark(Mark.LOSS_SCALE, after)
+    norm = _norm(engine)
+    if norm is not None:
+        active.totals.grad_norm = norm
+    active.engine_step(skipped=int(engine.skipped_steps) > skipped)
+
+
+def _read_scale(engine: Any) -> float | None:
+    """DeepSpeed's own loss scale; with torch's scaler (``torch_autocast``) that one's hooks tell."""
+    if not engine.fp16_enabled():
+        return None
+    optimizer = engine.optimizer
+    scale = getattr(getattr(optimizer, "loss_scale_config", optimizer), "cur_scale", None)
+    return float(scale) if isinstance(scale, (int, float)) else None
+
+
+def _read_norm(engine: Any) -> float | None:
+    """Of all ranks' gradients, if the optimizer computed it: a number, or a tensor of a device nobody waits for."""
+    norm = getattr(engine, "_global_grad_norm", None)
+    value = float(norm) if isinstance(norm, (int, float)) else None if norm is None else _late_norm.offer(norm)
+    return None if value is None or value < 0 or math.isnan(value) else value
+
+
+# Where a step ends must be told even if these cannot be read.
+_scale = guarded("deepspeed.scale", _read_scale)
+_norm = guarded("deepspeed.norm", _read_norm)

@@ -100,6 +100,27 @@ def test_checkpoints_count_over_the_whole_run_and_do_not_distort_the_step(tmp_pa
     assert every.step_ms == pytest.approx(592.0), "where every step saves, that is the step"
 
 
+def test_what_is_compiled_again_and_again_is_named_and_its_steps_do_not_stand_for_the_others(tmp_path: Path) -> None:
+    again = {"compile_at": (0, 10, 20, 30), "compile_label": "again: forward (model.py:7)"}
+    signals = _signals(tmp_path, *healthy(steps=40, **again))
+    python = _family(signals, PythonOverhead)
+    assert python.compile_ms == pytest.approx(600.0), "the first step is warm-up"
+    assert (python.compile_steps, python.compiled_again) == (39, ("forward (model.py:7)",))
+    assert _family(signals, StepBudget).step_ms == pytest.approx(92.0)
+    assert _family(signals, LateRanks).persistent_rank is None
+
+
+@pytest.mark.parametrize(
+    ("label", "steps"),
+    [("forward (model.py:7)", (0, 20)), ("again: forward (model.py:7)", (0, 20)), ("forward (model.py:7)", (10, 20))],
+)
+def test_what_has_to_be_compiled_is_no_fault(tmp_path: Path, label: str, steps: tuple[int, ...]) -> None:
+    """A first evaluation, a graph for all shapes after the first that changes; other functions of the same name."""
+    changes = healthy(steps=40, compile_at=steps, compile_label=label)
+    python = _family(_signals(tmp_path, *changes), PythonOverhead)
+    assert (python.compile_ms, python.compiled_again) == (0.0, ())
+
+
 def test_a_wrapped_ring_judges_the_newest_steps(tmp_path: Path) -> None:
     budget = _family(_signals(tmp_path, *healthy(steps=300, capacity=120)), StepBudget)
     assert 15 <= budget.n_steps <= 20

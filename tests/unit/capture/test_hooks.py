@@ -155,6 +155,41 @@ def test_the_norm_the_user_computes_is_kept(recording: Recorder) -> None:
     assert "CLIP" in phases(recording.files)
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.utils, "get_total_norm"), reason="older than torch 2.6")
+def test_the_halves_of_clipping_are_seen_when_called_on_their_own(recording: Recorder) -> None:
+    model, optimizer = _model()
+    parameters = list(model.parameters())
+    torch.nn.utils.get_total_norm(parameters)  # of the weights: no norm of gradients
+    for steps in range(2):
+        model(torch.randn(4, 8)).mean().backward()
+        gradients = [one.grad for one in parameters]
+        norm = torch.nn.utils.get_total_norm(gradients if steps else iter(gradients))
+        if not steps:
+            torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
+        assert (recording.totals.grad_norm, steps) == (pytest.approx(float(norm)), steps)
+        optimizer.step()
+    recording.close_steps()
+    assert phases(recording.files).count("CLIP") == 4
+    assert not any(step.flags & StepFlag.CLIP_BEFORE_UNSCALE for step in steps_of(recording.files))
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.utils, "get_total_norm"), reason="older than torch 2.6")
+def test_a_norm_of_scaled_gradients_may_be_looked_at_but_not_clipped_with(recording: Recorder) -> None:
+    model, optimizer = _model()
+    parameters = list(model.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    for clip in (False, True):
+        scaler.scale(model(torch.randn(4, 8)).mean()).backward()
+        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters])
+        if clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
+        scaler.step(optimizer)
+        scaler.update()
+    recording.close_steps()
+    flags = [bool(step.flags & StepFlag.CLIP_BEFORE_UNSCALE) for step in steps_of(recording.files)]
+    assert flags == [False, True]
+
+
 def test_saving_is_a_checkpoint(recording: Recorder) -> None:
     model, optimizer = _model()
     torch.save(model.state_dict(), io.BytesIO())
