@@ -33,9 +33,8 @@ def cost_note(summaries: pl.DataFrame) -> str | None:
     if ranks.is_empty():
         return None
     rank, share, step_ms, _ = ranks.row(0)
-    text = (
-        f"recording took about {share:.2%} of a step ({share * step_ms:.2g} of {step_ms:.3g} ms, most on rank {rank})"
-    )
+    amount = f"{share * step_ms:.2g} of {step_ms:.3g} ms, most on rank {rank}"
+    text = f"recording took about {share * 100:.2f} % of a step ({amount})"
     if share > _PROMISED:
         text += ": more than the 1 % it should; steps this short are slower with it than without"
     return text
