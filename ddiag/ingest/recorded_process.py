@@ -202,7 +202,8 @@ class Placed:
 def place(process: Process, offset_ns: int) -> Placed:
     """The tables of *process*, its times shifted by *offset_ns* to Unix time."""
     sizes = {name: group.size for name, group in process.facts.groups.items() if group.size is not None}
-    context = Context(process.rank, process.names, offset_ns, sizes, process.facts.backends)
+    members = {name: group.ranks for name, group in process.facts.groups.items()}
+    context = Context(process.rank, process.names, offset_ns, sizes, members, process.facts.backends)
     tables = tables_of(process.records, context) if process.record_count else {}
     records = process.steps.records if process.steps is not None else _from_ring(process)
     if records.size:

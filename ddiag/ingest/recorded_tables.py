@@ -60,6 +60,8 @@ class Context:
     offset_ns: int
     """Unix time minus the process's monotonic time."""
     group_sizes: dict[str, int]
+    members: dict[str, tuple[int, ...]]
+    """Global ranks by group, in the order of its own ranks."""
     backends: dict[str, str]
 
     def name(self, ids: npt.NDArray[Any], none: int = -1) -> pl.Series:
@@ -167,7 +169,7 @@ def _collectives(records: Records, context: Context) -> pl.DataFrame:
             "bytes_in": records["bytes_in"].astype(np.int64),
             "bytes_out": records["bytes_out"].astype(np.int64),
             "stream": np.full(records.size, -1, dtype=np.int64),
-            "peer": pl.Series(records["peer"].astype(np.int32)).set(pl.Series(records["peer"] < 0), None),
+            "peer": _peers(records, context),
             "start_ns": context.wall(records["start_ns"]),
             "end_ns": context.wall(end),
             "enqueue_ns": context.wall(records["enqueue_ns"]),
@@ -184,6 +186,18 @@ def _collectives(records: Records, context: Context) -> pl.DataFrame:
         name=pl.format("{}:{}", backend, op),
     )
     return TABLES["collectives"].conform(table)
+
+
+def _peers(records: Records, context: Context) -> pl.Series:
+    """Global ranks; rings number the ranks of a group as c10d does, from 0. Null where nobody says who is in it."""
+    inside, groups = records["peer"].astype(np.int64), records["group"]
+    found = np.full(records.size, -1, dtype=np.int32)
+    for number in np.unique(groups[inside >= 0]):
+        known = 0 <= number < len(context.names)
+        members = np.array(context.members.get(context.names[number], ()) if known else (), dtype=np.int32)
+        chosen = (groups == number) & (inside >= 0) & (inside < members.size)
+        found[chosen] = members[inside[chosen]]
+    return pl.Series(found).set(pl.Series(found < 0), None)
 
 
 # -- copies --------------------------------------------------------------------------------------------------------

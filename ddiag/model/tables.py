@@ -126,7 +126,9 @@ COLLECTIVES = Table(
         Column("stream", pl.Int64, "", "stream of the kernel; -1 for host spans"),
         Column("source", pl.String, "", "kernel (device time) or host (span of the CPU call)"),
         Column("name", pl.String, "", "kernel or span name"),
-        Column("peer", pl.Int32, "", "other rank of a send or recv"),
+        Column(
+            "peer", pl.Int32, "", "global rank of the other side of a send or recv; recordings: a broadcast's root, too"
+        ),
         START,
         END,
         Column("enqueue_ns", pl.Int64, "ns", "when the host issued it"),
