@@ -21,6 +21,8 @@ def test_fsdp1(tmp_path: Path, tier: str) -> None:
         gathered = [label for op, label in labels(rank, 2) if op == "all_gather"]
         assert gathered == [f"fsdp/{one}" for one in ("root", "0", "1", "2", "2", "1", "0")]
         assert {fact["strategy"] for fact in rank.facts_of("fsdp_unit")} == {"FULL_SHARD"}
+        (root,) = rank.facts_of("fsdp")
+        assert (root["backward_prefetch"], root["limit_all_gathers"]) == ("BACKWARD_PRE", True)
     assert recording.errors == []
 
 

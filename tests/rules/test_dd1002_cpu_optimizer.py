@@ -1,3 +1,5 @@
+from ddiag.model.incident import Setting
+from ddiag.model.signals_incident import Settings
 from ddiag.rulekit import Confidence, Severity
 from tests.rules.checking import check, evidence, findings, the_finding
 
@@ -31,3 +33,11 @@ def test_recorded_stacks_lower_confidence() -> None:
 
 def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
     assert check("DD1002", copies=None) == []
+
+
+def test_a_recording_tells_how_many_threads_the_update_may_have_had() -> None:
+    told = {"process.threads": "1", "process.cpus_of_host": "64"}
+    settings = Settings(tuple(Setting("recorded", key, value) for key, value in told.items()))
+    row = evidence(the_finding("DD1002", copies=ON_CPU, settings=settings), "torch threads of a rank at its start")
+    assert row.value == 1
+    assert "64 CPUs" in row.source
