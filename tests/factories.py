@@ -43,7 +43,16 @@ SNAKE = {"".join("_" + c.lower() if c.isupper() else c for c in f.__name__).lstr
 DISTRIBUTED = {"unused_search", "collectives", "late_ranks", "grad_buckets", "shard_units", "links"}
 """Families a job of one rank does not have."""
 HOST_ONLY = {"job_facts", "step_budget", "input_wait", "collectives", "late_ranks", "grad_buckets", "optimizer_step"}
-HOST_ONLY |= {"python_overhead", "attention", "host_load", "exits", "unused_search", "unmarked_time", "host_memory"}
+HOST_ONLY |= {
+    "python_overhead",
+    "attention",
+    "host_load",
+    "exits",
+    "unused_search",
+    "unmarked_time",
+    "host_memory",
+    "loader_workers",
+}
 """Families a trace without device activity may have."""
 
 

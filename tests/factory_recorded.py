@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from ddiag.model.recorded import EXITS
-from ddiag.model.signals_recorded import DeviceHealth, Exits, PinnedMemory, UnmarkedTime, UnusedSearch
+from ddiag.model.signals_recorded import DeviceHealth, Exits, LoaderWorkers, PinnedMemory, UnmarkedTime, UnusedSearch
 from tests.factory_time import EPOCH_NS, Given, Shape
 
 SECOND_NS = 1_000_000_000
@@ -74,3 +74,18 @@ def unmarked_time(shape: Shape, given: Given) -> UnmarkedTime:
     """A hundredth of the step for bookkeeping of the script's own. Shorthand ``ms``: of every rank."""
     ms = given.pop("ms", 0.01 * shape.step_ms)
     return UnmarkedTime(**{"ms_per_step": dict.fromkeys(shape.ranks, ms), "after": "optimizer", **given})
+
+
+def loader_workers(shape: Shape, given: Given) -> LoaderWorkers:
+    """Four workers per rank, ahead of training. Shorthand ``doing``: columns of every rank's row, or these by rank."""
+    doing: dict[Any, Any] = given.pop("doing", {})
+    usual = {
+        "workers": 4, "input_ms": shape.scaled(5.0), "typical_ms": shape.scaled(5.0), "empty_share": 0.0, "samples": 60,
+        "cpu_share": 0.3, "runnable_share": 0.3, "blocked_share": 0.0, "children_share": 0.3,
+    }  # fmt: skip
+    by_rank = all(isinstance(key, int) for key in doing)
+    rows = [
+        {"rank": rank, "host": f"node{rank // 4}", **usual, **(doing.get(rank, {}) if by_rank else doing)}
+        for rank in shape.ranks
+    ]
+    return LoaderWorkers(**{"table": pl.DataFrame(rows), "seconds": 60.0, **given})

@@ -52,6 +52,9 @@ class Plan:
     """… which takes so long."""
     pause_ms: float = 0.0
     """What the script does of its own after the update."""
+    queue: int = 3
+    """Batches ready when the loader is asked; it has two workers."""
+    micro_steps: int = 1
     compile_at: tuple[int, ...] = ()
     """Steps in which the forward pass is compiled."""
     compile_ms: float = 200.0
@@ -164,6 +167,7 @@ class Writer:
             rss=(400 << 20) + step * self.plan.rss_growth_bytes,
             head=self.ring.head,
         )
+        record = record._replace(loader_queue=self.plan.queue, micro_steps=self.plan.micro_steps)
         if self.plan.device_bytes >= 0:
             held, reserved = self.plan.device_bytes, self.plan.reserved_bytes
             record = record._replace(
@@ -181,7 +185,7 @@ def _record(
 ) -> layout.StepRecord:
     return layout.empty(step)._replace(
         start_ns=begin, end_ns=end, wall_end_ns=end + offset, phase_ns=tuple(spent), micro_steps=1, rss_bytes=rss,
-        rss_peak_bytes=rss, ring_head=head, loader_workers=2, loader_queue=3,
+        rss_peak_bytes=rss, ring_head=head, loader_workers=2,
         flags=sum(flag for phase, flag in _FLAGS.items() if spent[phase]),
     )  # fmt: skip
 

@@ -69,4 +69,17 @@ class UnmarkedTime:
     """Phase that most of it follows."""
 
 
-RECORDED_FAMILIES: tuple[type, ...] = (Exits, DeviceHealth, PinnedMemory, UnusedSearch, UnmarkedTime)
+@dataclass(frozen=True)
+class LoaderWorkers:
+    """Worker processes of the data loaders while the judged steps ran, and how many batches they had ready."""
+
+    table: pl.DataFrame
+    """rank, host, workers (of its loader), input_ms (wait per step), typical_ms (its median over steps), empty_share
+    (part of the wait in steps that found no batch ready), samples, cpu_share (CPUs a worker used, 1: it computed all
+    the time), runnable_share and blocked_share (part of the looks at a worker at which it had or wanted a CPU; slept
+    uninterruptibly, as for a disk), children_share (CPUs that all child processes of the rank used / workers); null
+    unknown."""
+    seconds: float
+
+
+RECORDED_FAMILIES: tuple[type, ...] = (Exits, DeviceHealth, PinnedMemory, UnusedSearch, UnmarkedTime, LoaderWorkers)

@@ -20,8 +20,9 @@ The first line is the header; every other has ``t`` (Unix ns) and ``kind``:
       ack_timeouts, rnr_retries, cnp_sent]} (cumulative; errors: symbol, receive, link down; older files lack the last
       six, which RoCE counts)
     * ``ranks``: [[pid, rank, cpu_ns, rss_bytes, threads, state, cpu, major_faults, workers, workers_cpu_ns,
-      workers_rss_bytes, workers_running]]; the workers of a rank are its child processes (data loaders); ``cpu_ns`` and
-      ``workers_cpu_ns`` are cumulative
+      workers_rss_bytes, workers_running, loaders, loaders_cpu_ns, loaders_runnable, loaders_blocked]]; the workers of a
+      rank are its child processes, its loaders those that torch names as a data loader's (2.6 and later); blocked:
+      in uninterruptible sleep, as for a disk; ``…cpu_ns`` are cumulative; older files lack the last four
     * ``others``: [processes, cpu_ns, rss_bytes] of the job that are neither
     * ``devices``: [{…}] in the order of the header's ``devices`` line, keys as in :data:`DEVICE_FIELDS`
 
@@ -77,6 +78,7 @@ DEVICE_FIELDS: dict[str, str] = {
 RANK_FIELDS = (
     *("pid", "rank", "cpu_ns", "rss_bytes", "threads", "state", "cpu", "major_faults"),
     *("workers", "workers_cpu_ns", "workers_rss_bytes", "workers_running"),
+    *("loaders", "loaders_cpu_ns", "loaders_runnable", "loaders_blocked"),
 )
 
 

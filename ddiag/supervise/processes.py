@@ -16,6 +16,8 @@ from ddiag.schema.ring import HEADER_BYTES, unpack_header
 from ddiag.supervise.proc import PAGE, TICK_NS, read_text
 
 SEARCH_S = 10.0
+LOADER = "pt_data_worker"
+"""What torch calls its loader's workers (2.6 and later)."""
 _FIRST_SEARCHES_S = 2.0
 _EARLY_S = 60.0
 
@@ -28,15 +30,17 @@ class Usage:
     rss_bytes: int = 0
     processes: int = 0
     running: int = 0
+    blocked: int = 0
     _seen: dict[int, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        self.rss_bytes = self.processes = self.running = 0
+        self.rss_bytes = self.processes = self.running = self.blocked = 0
 
     def add(self, pid: int, stat: Stat) -> None:
         self.processes += 1
         self.rss_bytes += stat.rss_bytes
         self.running += stat.state in "RD"
+        self.blocked += stat.state == "D"
         self.cpu_ns += max(0, stat.cpu_ns - self._seen.get(pid, 0))
         self._seen[pid] = stat.cpu_ns
 
@@ -45,6 +49,7 @@ class Usage:
 class Stat:
     """/proc/PID/stat."""
 
+    name: str
     state: str
     parent: int
     major_faults: int
@@ -59,10 +64,12 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """None when the process is gone."""
-    words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    named, _, rest = read_text(f"/proc/{pid}/stat").rpartition(")")
+    words = rest.split()
     if len(words) < 50:
         return None
     return Stat(
+        name=named.partition("(")[2],
         state=words[0],
         parent=int(words[1]),
         major_faults=int(words[9]),
@@ -87,6 +94,8 @@ class JobProcesses:
         self._members: dict[int, int] = {}
         """pid -> pid of the rank it works for, its own for a rank, 0 for any other process of the job."""
         self._workers: dict[int, Usage] = {}
+        self._loaders: dict[int, Usage] = {}
+        """Those of the workers that are a data loader's."""
         self._others = Usage()
         self._affinity: dict[int, str] = {}
 
@@ -99,7 +108,7 @@ class JobProcesses:
         if now - self._searched >= (_FIRST_SEARCHES_S if early else SEARCH_S):
             self._searched = now
             self._search()
-        for usage in (self._others, *self._workers.values()):
+        for usage in (self._others, *self._workers.values(), *self._loaders.values()):
             usage.begin()
         ranks = {}
         for pid, owner in list(self._members.items()):
@@ -108,8 +117,12 @@ class JobProcesses:
                 del self._members[pid]
             elif owner == pid:
                 ranks[pid] = stat
+            elif owner:
+                self._workers.setdefault(owner, Usage()).add(pid, stat)
+                if stat.name == LOADER:
+                    self._loaders.setdefault(owner, Usage()).add(pid, stat)
             else:
-                (self._workers.setdefault(owner, Usage()) if owner else self._others).add(pid, stat)
+                self._others.add(pid, stat)
         others = self._others
         return {
             "ranks": [self._rank(pid, stat) for pid, stat in ranks.items()],
@@ -118,7 +131,7 @@ class JobProcesses:
 
     def _rank(self, pid: int, stat: Stat) -> list[Any]:
         """As in ``RANK_FIELDS``."""
-        workers = self._workers.get(pid) or Usage()
+        workers, loaders = self._workers.get(pid) or Usage(), self._loaders.get(pid) or Usage()
         return [
             *(
                 pid,
@@ -131,6 +144,7 @@ class JobProcesses:
                 stat.major_faults,
             ),
             *(workers.processes, workers.cpu_ns, workers.rss_bytes, workers.running),
+            *(loaders.processes, loaders.cpu_ns, loaders.running - loaders.blocked, loaders.blocked),
         ]
 
     def affinity_changes(self) -> list[dict[str, Any]]:
@@ -152,6 +166,7 @@ class JobProcesses:
             if owner is not None:
                 self._members[pid] = owner
         self._workers = {pid: usage for pid, usage in self._workers.items() if pid in parents}
+        self._loaders = {pid: usage for pid, usage in self._loaders.items() if pid in parents}
 
     def _owner(self, pid: int, parents: dict[int, int]) -> int | None:
         """0 for a process of the job that works for no rank, None for one that is not of the job."""

@@ -25,6 +25,7 @@ from statistics import median
 import polars as pl
 
 from ddiag.model.signals import InputWait, JobFacts, LateRanks, PythonOverhead, StepBudget
+from ddiag.model.signals_recorded import LoaderWorkers
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
@@ -32,11 +33,12 @@ RULE = Rule(
     id="DD101",
     root_cause="RC-43",
     needs=(JobFacts, StepBudget, InputWait),
-    optional=(LateRanks, PythonOverhead),
+    optional=(LateRanks, PythonOverhead, LoaderWorkers),
     capture="profile 5+ steps with torch.profiler (CPU and CUDA) around the whole loop, the loader's next() included",
     symptom="GPU utilisation saw-tooths between 0 and 100 %; a step is much longer than its forward and backward",
     evidence="time in the loader's __next__ while the device is idle, on most ranks alike",
     references=("https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",),
+    explained_by=("DD130", "DD131", "DD132", "DD133"),
 )
 
 
@@ -52,6 +54,8 @@ class Limits:
     """Part of the ranks above which the pipeline is to blame rather than those ranks."""
 
 
+READY = 0.2
+"""Part of the wait that met an empty queue, up to which workers are not late, and more of them no help."""
 _TF_DATA_FIXES = (
     "dataset.map(f, num_parallel_calls=tf.data.AUTOTUNE), and end the pipeline with .prefetch(tf.data.AUTOTUNE)",
     "read files in parallel: dataset.interleave(..., num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)",
@@ -82,7 +86,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(ranks=() if everybody else tuple(starved), where=wait.iterator or None),
         evidence=_evidence(wait, budget, starved, (stall_ms, share), limits),
-        fix=_TF_DATA_FIXES if "tensorflow" in facts.frameworks else _fixes(wait, signals.get(PythonOverhead)),
+        fix=_TF_DATA_FIXES if "tensorflow" in facts.frameworks else _fixes(wait, signals),
         verify="train 50 steps on one cached batch: the speed-up is what input costs; after the fix "
         f"`ddiag analyze NEW_TRACES` must show an input stall below {limits.stall_share:.0%} of the step",
         cost=step_cost(stall_ms, budget, facts),
@@ -128,7 +132,9 @@ def _evidence(
     return tuple(rows)
 
 
-def _fixes(wait: InputWait, overhead: PythonOverhead | None) -> tuple[str, ...]:
+def _fixes(wait: InputWait, signals: View) -> tuple[str, ...]:
+    overhead, seen = signals.get(PythonOverhead), signals.get(LoaderWorkers)
+    late = seen is None or any(empty is None or empty > READY for empty in seen.table["empty_share"])
     workers = overhead.dataloader_workers if overhead is not None else None
     if wait.single_process:
         first = "DataLoader(num_workers=N, persistent_workers=True) with N up to the CPU cores per rank; it is 0 now"
@@ -137,7 +143,7 @@ def _fixes(wait: InputWait, overhead: PythonOverhead | None) -> tuple[str, ...]:
     else:
         first = "raise DataLoader(num_workers=), up to the CPU cores per rank"
     return (
-        first,
+        *((first,) if late or wait.single_process else ()),
         "DataLoader(prefetch_factor=4, persistent_workers=True, pin_memory=True) and batch.to(device, "
         "non_blocking=True)",
         "make the batch cheaper: tokenise, decode and resize offline; pack small files into shards (WebDataset, "

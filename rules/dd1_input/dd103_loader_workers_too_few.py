@@ -37,6 +37,7 @@ RULE = Rule(
     symptom="training freezes for a moment every few steps, always the same number of steps apart",
     evidence="waits in _MultiProcessingDataLoaderIter spike with a fixed period, the number of workers",
     references=("https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",),
+    explained_by=("DD130", "DD131", "DD132", "DD133"),
 )
 
 

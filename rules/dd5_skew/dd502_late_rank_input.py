@@ -32,7 +32,7 @@ RULE = Rule(
     symptom="one rank's data time is high, all others show long collectives",
     evidence="one rank last in most collectives, with more input wait per step than its peers",
     applies=several_ranks,
-    explained_by=("DD101", "DD102", "DD103"),
+    explained_by=("DD101", "DD102", "DD103", "DD130", "DD131", "DD132", "DD133"),
 )
 
 

@@ -78,9 +78,17 @@ def test_a_single_rank_job_is_named_as_such() -> None:
 
 
 def test_the_fix_says_what_the_loader_has_now() -> None:
-    assert "it is 0 now" in the_finding("DD101", input_wait={**STALLED, "single_process": True}).fix[0]
-    assert "above 4" in the_finding("DD101", input_wait=STALLED, python_overhead={"dataloader_workers": 4}).fix[0]
-    assert "raise" in the_finding("DD101", input_wait=STALLED, python_overhead=None).fix[0]
+    late = {"input_wait": STALLED, "loader_workers": {"doing": {"empty_share": 1.0}}}
+    alone = {**late, "input_wait": {**STALLED, "single_process": True}}
+    assert "it is 0 now" in the_finding("DD101", **alone).fix[0]
+    assert "above 4" in the_finding("DD101", **late, python_overhead={"dataloader_workers": 4}).fix[0]
+    assert "raise" in the_finding("DD101", **late, python_overhead=None).fix[0]
+
+
+def test_more_workers_are_no_help_where_batches_lie_ready() -> None:
+    ready = {"input_wait": STALLED, "loader_workers": {"doing": {"empty_share": 0.0}}}
+    assert not any("num_workers=" in fix for fix in the_finding("DD101", **ready).fix)
+    assert "num_workers=" in the_finding("DD101", input_wait=STALLED, loader_workers=None).fix[0]
 
 
 def test_recorded_stacks_lower_confidence_and_say_why() -> None:

@@ -20,6 +20,7 @@ from ddiag.analysis.recorded.exits import exits
 from ddiag.analysis.recorded.host_link import host_link
 from ddiag.analysis.recorded.host_load import host_load
 from ddiag.analysis.recorded.host_memory import host_memory
+from ddiag.analysis.recorded.loader_workers import loader_workers
 from ddiag.analysis.recorded.memory import recorded_memory
 from ddiag.analysis.recorded.optimizer import recorded_copies, recorded_optimizer
 from ddiag.analysis.recorded.overhead import recorded_overhead
@@ -70,6 +71,7 @@ def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
         host_link(run, windows),
         unused_search(run),
         unmarked_time(run, windows),
+        loader_workers(run, windows),
     )
     return {type(family): family for family in found if family is not None}
 

@@ -45,12 +45,12 @@ def _after(token: tuple[recorder.Recorder, int], _result: Any, failed: bool) -> 
 
 
 def ready(iterator: Any) -> tuple[int, int]:
-    """(batches ready to be handed out, worker processes)."""
+    """(batches that workers have made and nobody has taken, worker processes); those a thread has yet to pin count."""
     workers = getattr(iterator, "_num_workers", UNKNOWN)
-    queue = getattr(iterator, "_data_queue", None)
+    queue, made = getattr(iterator, "_data_queue", None), getattr(iterator, "_worker_result_queue", None)
     if queue is None:
         return UNKNOWN, workers
     try:
-        return queue.qsize(), workers
+        return queue.qsize() + (made.qsize() if made is not None and made is not queue else 0), workers
     except NotImplementedError:  # macOS has no sem_getvalue
         return UNKNOWN, workers

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_ranks_are_known_by_their_rings_and_workers_by_their_rank(family: tuple[
     processes = JobProcesses(tmp_path, launcher)
     first = dict(zip(RANK_FIELDS, processes.read()["ranks"][0], strict=True))
     assert (first["pid"], first["rank"], first["workers"]) == (rank, 3, 1)
-    assert first["workers_running"] == 1
+    assert (first["workers_running"], first["loaders"]) == (1, 0)
     time.sleep(0.5)
     found = processes.read()
     second = dict(zip(RANK_FIELDS, found["ranks"][0], strict=True))
@@ -128,6 +129,35 @@ def test_ranks_are_known_by_their_rings_and_workers_by_their_rank(family: tuple[
     assert (change["pid"], change["rank"]) == (rank, 3)
     assert processes.affinity_changes() == []
     assert worker not in [row[0] for row in found["ranks"]]
+
+
+def test_loader_workers_are_known_by_the_name_that_torch_gives_them(tmp_path: Path) -> None:
+    named = "import ctypes; ctypes.CDLL(None).prctl(15, b'pt_data_worker', 0, 0, 0)\n"
+    worker = named + "print('up', flush=True)\nwhile True: pass"
+    rank = subprocess.Popen([sys.executable, "-c", _starting(worker)], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert rank.stdout is not None
+    words = [rank.stdout.readline().strip() for _ in range(2)]
+    try:
+        _ring(tmp_path, 3, rank.pid, start_ticks(rank.pid))
+        processes = JobProcesses(tmp_path, os.getpid())
+        first, _, second = (
+            dict(zip(RANK_FIELDS, processes.read()["ranks"][0], strict=True)) for _ in _seconds_apart(3, 0.3)
+        )
+    finally:
+        for pid in (int(next(word for word in words if word != "up")), rank.pid, other.pid):
+            os.kill(pid, 9)
+        rank.wait()
+        other.wait()
+        rank.stdout.close()
+    assert (first["workers"], first["loaders"], first["loaders_runnable"], first["loaders_blocked"]) == (1, 1, 1, 0)
+    assert second["loaders_cpu_ns"] > first["loaders_cpu_ns"]
+
+
+def _seconds_apart(count: int, seconds: float) -> Iterator[int]:
+    for number in range(count):
+        yield number
+        time.sleep(seconds)
 
 
 def test_a_ring_of_another_hosts_process_with_the_same_pid_is_not_ours(
