@@ -16,6 +16,10 @@ from ddiag.schema.folder import check_version
 from ddiag.schema.samples import HEADER_KIND, RANK_FIELDS
 
 Row = tuple[int | None, str, int, float]
+Links = list[dict[str, int]]
+"""NVLinks of a device, as in a fact ``nvlinks``."""
+_LOST = "GPU is lost"
+"""NVML's words for a device that fell off the bus."""
 _NESTED = ("cpu", "pressure", "memory", "cgroup")
 
 
@@ -42,6 +46,19 @@ class NodeSamples:
     """(Unix ns, device, code)."""
     users: dict[int, set[int]] = field(default_factory=dict)
     """By device: pids that were seen to use it."""
+    cpus: int | None = None
+    affinity: dict[int, str] = field(default_factory=dict)
+    """By pid: CPUs it may use, as it was told last."""
+    topology: str = ""
+    """``nvidia-smi topo -m``."""
+    nvlinks: dict[int, tuple[Links, Links]] = field(default_factory=dict)
+    """By device: what was told first and last."""
+    remapped: dict[int, list[int]] = field(default_factory=dict)
+    """By device: memory rows, [corrected, uncorrected, pending, failed], in the last sample."""
+    ports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By "device/port" of InfiniBand and RoCE: rate, state, link_layer."""
+    lost: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """By device: (Unix ns, what the driver said) when it was first found gone."""
     exits: dict[int, Exit] = field(default_factory=dict)
     """By pid: ends of training processes."""
     unreadable: int = 0
@@ -56,6 +73,7 @@ def read_samples(data: bytes, *, source: str) -> NodeSamples:
     check_version(first["format_version"], Path(source))
     found = NodeSamples(str(first.get("host", "")))
     if _is_number(first.get("cpus")):
+        found.cpus = int(first["cpus"])
         found.rows.append((None, "cpu.count", int(first.get("t", 0)), float(first["cpus"])))
     for line in lines[1:]:
         sample = decode(line)
@@ -78,6 +96,16 @@ def _take(found: NodeSamples, sample: Mapping[str, Any]) -> None:
         users |= {pid for pid in pids if isinstance(pid, int)} if isinstance(pids, list) else set()
     elif kind == "exit":
         _ended(found, sample)
+    elif kind == "affinity" and isinstance(sample.get("pid"), int):
+        found.affinity[sample["pid"]] = str(sample.get("cpus", ""))
+    elif kind == "topology":
+        found.topology = str(sample.get("text", ""))
+    elif kind == "ib_ports":
+        found.ports = {name: _mapping(port) for name, port in _mapping(sample.get("ports")).items()}
+    elif kind == "nvlinks":
+        _linked(found, sample)
+    elif kind == "device_trouble" and _LOST in str(sample.get("what")):
+        found.lost.setdefault(int(sample.get("device", -1)), (at, str(sample["what"])))
     elif kind == "sample":
         found.rows.extend((rank, name, at, value) for rank, name, value in _values(found, sample))
 
@@ -89,6 +117,13 @@ def _ended(found: NodeSamples, line: Mapping[str, Any]) -> None:
         found.exits[pid] = Exit(
             at_ns, code if isinstance(code, int) else None, number if isinstance(number, int) else None
         )
+
+
+def _linked(found: NodeSamples, line: Mapping[str, Any]) -> None:
+    index, given = line.get("device"), line.get("links")
+    if isinstance(index, int) and isinstance(given, list):
+        links = [{k: v for k, v in one.items() if isinstance(v, int)} for one in given if isinstance(one, Mapping)]
+        found.nvlinks[index] = (found.nvlinks.get(index, (links, links))[0], links)
 
 
 def _values(found: NodeSamples, sample: Mapping[str, Any]) -> Iterator[tuple[int | None, str, float]]:
@@ -109,13 +144,29 @@ def _values(found: NodeSamples, sample: Mapping[str, Any]) -> Iterator[tuple[int
             )
     for index, device in enumerate(sample.get("devices") or []):
         yield from ((None, f"device{index}.{name}", value) for name, value in _numbers(device))
+        for field_name, names in _LISTED.items():
+            listed = _mapping(device).get(field_name)
+            if isinstance(listed, list) and all(map(_is_number, listed)):
+                yield from (
+                    (None, f"device{index}.{name}", float(one)) for name, one in zip(names, listed, strict=False)
+                )
+                if field_name == "remapped_rows":
+                    found.remapped[index] = listed
 
 
 _FIELDS = {
     "disks": ("read_bytes", "written_bytes", "busy_ms"),
     "net": ("rx_bytes", "tx_bytes", "errors", "dropped"),
-    "ib": ("rx_bytes", "tx_bytes", "errors", "xmit_wait"),
+    "ib": (
+        *("rx_bytes", "tx_bytes", "errors", "xmit_wait"),
+        *("xmit_discards", "out_of_sequence", "packet_seq_err", "ack_timeouts", "rnr_retries", "cnp_sent"),
+    ),
 }
+_LISTED = {
+    "remapped_rows": ("rows_corrected", "rows_uncorrected", "rows_pending", "rows_failed"),
+    "throttled_us": ("power_us", "thermal_us", "sync_boost_us", "board_us"),
+}
+"""Lists of a device's entry: names of their values."""
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ def side_tables(job: Job, placed: Sequence[Placed], nodes: Sequence[NodeSamples]
     }
     found = {name: pl.DataFrame(part, schema=TABLES[name].schema, strict=False) for name, part in rows.items()}
     sampled = (one for node in nodes for one in told(node))
-    said = to_tables(chain(sampled, settings_and_facts(job, placed, hosts)))
+    said = to_tables(chain(settings_and_facts(job, placed, hosts), sampled))  # of the same, what was seen last counts
     return {**found, "counters": counters(nodes), **said}
 
 

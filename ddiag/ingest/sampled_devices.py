@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddiag.ingest.node_samples import NodeSamples
+from ddiag.ingest.sampled_facts import node_facts
 from ddiag.model.incident import EPOCH, Event, NodeFact, Value
 
 _TOLD = ("name", "memory_bytes", "numa_node", "max_pcie_gen", "max_pcie_width", "max_sm_mhz", "power_limit_w")
@@ -53,10 +54,20 @@ def of_rank(pid: int, host: str | None, nodes: Sequence[NodeSamples]) -> dict[st
 
 
 def told(node: NodeSamples) -> Iterator[Event | NodeFact]:
-    """Faults that the driver reported while it was watched: as dmesg would tell them."""
+    """Faults that the driver reported while it was watched, as dmesg would tell them, and what tools would print."""
     devices = described(node)
+    buses = [bus_id(device) for device in devices]
+    yield from _faults(node, buses)
+    yield from node_facts(node, devices, buses)
+
+
+def _faults(node: NodeSamples, buses: Sequence[str | None]) -> Iterator[Event]:
+    for index, (at_ns, what) in node.lost.items():
+        gone: dict[str, Value] = {"bus_id": buses[index] if 0 <= index < len(buses) else None, "detail": what}
+        text = f"device {index} ({gone['bus_id']}): {what}"
+        yield Event("kernel.gpu_lost", gone, host=node.host, ts_ns=at_ns, clock=EPOCH, text=text, source="NVML")
     for at_ns, index, code in node.xids:
-        bus = bus_id(devices[index]) if 0 <= index < len(devices) else None
+        bus = buses[index] if 0 <= index < len(buses) else None
         fields: dict[str, Value] = {"code": code, "bus_id": bus}
         text = f"Xid {code} on device {index} ({bus})"
         yield Event("kernel.xid", fields, host=node.host, ts_ns=at_ns, clock=EPOCH, text=text, source="NVML events")

@@ -17,11 +17,13 @@ One set of cores for each rank, near its GPU: torchrun --numa-binding, deepspeed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ddiag.model.incident import NodeFact
 from ddiag.model.placement import Placement
+from ddiag.model.signals import JobFacts
 from ddiag.model.signals_incident import NodeFacts
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, Severity, View
 from ddiag.rulekit.proof import hosts_among, name_hosts, shown
@@ -30,8 +32,8 @@ RULE = Rule(
     id="DD220",
     root_cause="RC-50",
     needs=(NodeFacts,),
-    optional=(Placement,),
-    capture="for p in $(pgrep -f train.py); do taskset -cp $p; done; nvidia-smi; nvidia-smi topo -m",
+    optional=(Placement, JobFacts),
+    capture="for p in $(pgrep -f train.py); do taskset -cp $p; done; nvidia-smi; nvidia-smi topo -m; or ddiag run",
     symptom="launch-bound since the container or the launcher changed; one socket's ranks are slower",
     evidence="ranks share fewer CPUs than there are ranks, or their CPUs are not those near their GPU",
     applies=lambda signals: (facts := signals.get(NodeFacts)) is not None and bool(facts.of("process.affinity")),
@@ -49,12 +51,16 @@ _VERIFY = (
 class Limits:
     least_cpus_per_rank: float = 2.0
     """Fewer than this, shared by all, starve the ranks: each has a training thread and NCCL's and the loader's."""
+    least_without_devices: float = 1.0
+    """The same for ranks that train on CPUs."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
-    facts, placement = signals[NodeFacts], signals.get(Placement)
+    facts, placement, job = signals[NodeFacts], signals.get(Placement), signals.get(JobFacts)
+    on_cpu = job is not None and job.device_kind == "cpu"
+    least = limits.least_without_devices if on_cpu else limits.least_cpus_per_rank
     bound = {(fact.host, fact.number): fact for fact in facts.of("process.affinity") if fact.number is not None}
-    starved = _starved(bound.values(), limits)
+    starved = _starved(bound.values(), least, {fact.host: fact.number or 0 for fact in facts.of("cpu.count")})
     if starved:
         first = [fact for fact in starved if fact.host == starved[0].host]
         shared = len(cpus(first[0].text))
@@ -75,15 +81,19 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         )
 
 
-def _starved(bound: Iterable[NodeFact], limits: Limits) -> list[NodeFact]:
-    """Ranks of hosts on which all of them have one and the same set of CPUs, too few for so many."""
+def _starved(bound: Iterable[NodeFact], least: float, there: Mapping[str | None, float]) -> list[NodeFact]:
+    """Ranks of hosts on which all of them are bound to one and the same set of CPUs, too few for so many.
+
+    All the CPUs that a host has (*there*) are no binding.
+    """
     by_host: dict[str | None, list[NodeFact]] = {}
     for fact in bound:
         by_host.setdefault(fact.host, []).append(fact)
     found = []
-    for mine in by_host.values():
+    for host, mine in by_host.items():
         sets = {cpus(fact.text) for fact in mine}
-        if len(mine) > 1 and len(sets) == 1 and 0 < len(*sets) < limits.least_cpus_per_rank * len(mine):
+        most = min(least * len(mine), there.get(host, math.inf))
+        if len(mine) > 1 and len(sets) == 1 and 0 < len(*sets) < most:
             found += mine
     return found
 

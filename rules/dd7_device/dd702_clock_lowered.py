@@ -8,7 +8,8 @@ hardware (power supply, hardware slowdown). A device at its power limit is not m
 Its kernels take longer, and every rank waits for it at the next collective; typically after minutes, when it is warm.
 
 ## Diagnosis
-Samples of the driver while the steps ran and the device was busy: share of them with such a reason, and the clock.
+Samples of the driver while the steps ran and the device was busy: share of them with such a reason, the time slowed for
+heat that the driver adds up, and the clock.
 
 ## Mitigation
 Cooling and power of that node; drain it when it stays.
@@ -52,8 +53,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if not lowered:
         return
     worst = min(lowered, key=_clock_share)
-    hot = (worst["thermal_share"] or 0.0) >= (worst["brake_share"] or 0.0)
-    share = max(worst["thermal_share"] or 0.0, worst["brake_share"] or 0.0)
+    hot = _hot(worst) >= (worst["brake_share"] or 0.0)
+    share = max(_hot(worst), worst["brake_share"] or 0.0)
     names = tuple(f"gpu{row['device']}" for row in lowered)
     hosts = tuple(sorted({row["host"] for row in lowered if row["host"]}))
     many = f"{len(lowered)} devices lower their clocks" if len(lowered) > 1 else f"{names[0]} lowers its clock"
@@ -72,6 +73,11 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence(
                 "lowered for heat", round(worst["thermal_share"] or 0.0, 3), "of samples", limits.share, _of(worst)
             ),
+            *(
+                (Evidence("slowed for heat", round(slowed, 3), "of the time", limits.share, "the driver's own sum"),)
+                if (slowed := worst["throttled_share"]) is not None
+                else ()
+            ),
             Evidence(
                 "lowered by hardware", round(worst["brake_share"] or 0.0, 3), "of samples", limits.share, _of(worst)
             ),
@@ -85,13 +91,19 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         ),
         verify="`ddiag run` again: no such reason in the samples, and clocks within a few per cent of each other",
         why="the driver itself names the reason, in samples taken while the device was busy in the judged steps",
-        doubt="samples are a second apart: short spells between them are not seen",
+        doubt="samples are a second apart: short spells between them are not seen"
+        if worst["throttled_share"] is None
+        else "",
     )
 
 
 def _lowered(row: Mapping[str, Any], limits: Limits) -> bool:
-    share = max(row["thermal_share"] or 0.0, row["brake_share"] or 0.0)
+    share = max(_hot(row), row["brake_share"] or 0.0)
     return row["samples"] >= limits.samples and share >= limits.share
+
+
+def _hot(row: Mapping[str, Any]) -> float:
+    return max(row["thermal_share"] or 0.0, row["throttled_share"] or 0.0)
 
 
 def _clock_share(row: Mapping[str, Any]) -> float:

@@ -35,7 +35,10 @@ RULE = Rule(
     capture="nvidia-smi (the table with processes) of the node, from outside any container",
     symptom="out of memory although the job needs less, or one GPU is slow",
     evidence="a foreign or [Not Found] process on one device, memory in use that no process owns",
-    applies=lambda signals: (facts := signals.get(NodeFacts)) is not None and bool(facts.of("gpu.process")),
+    applies=lambda signals: (
+        (facts := signals.get(NodeFacts)) is not None
+        and any(fact.number is not None for fact in facts.of("gpu.process"))
+    ),
 )
 _GONE = ("[not found]", "[no data]", "[insufficient permissions]", "defunct")
 _GRAPHICS = ("xorg", "gnome-shell", "/usr/lib/xorg/xorg", "nvidia-cuda-mps", "x", "gnome")

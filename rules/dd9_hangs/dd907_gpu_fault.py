@@ -43,7 +43,10 @@ from ddiag.rulekit.proof import hosts_among, lines, name_hosts, shown
 from ddiag.rulekit.values import began, ranks_of
 
 _SEEN = ("gpu.diag", "kernel.xid", "kernel.gpu_lost", "gpu.smi_error", "gpu.cuda_hardware_error")
-_FACTS = ("gpu.ecc.remap_failed", "gpu.ecc.remap_pending", "gpu.ecc.retired_pending", "pcie.gone")
+_FACTS = (
+    *("gpu.ecc.remap_failed", "gpu.ecc.remap_pending", "gpu.ecc.retired_pending", "gpu.ecc.uncorrectable_new"),
+    "pcie.gone",
+)
 _DRAIN = "drain the node: `scontrol update nodename=NODE state=drain reason=gpu`, `kubectl cordon NODE`"
 
 RULE = Rule(
@@ -202,7 +205,7 @@ def _repeating(board: Board, placement: Placement | None) -> Finding:
 
 def _memory(events: Events, facts: NodeFacts | None, placement: Placement | None) -> Iterator[Finding]:
     """Memory rows that wait for a reset, could not be remapped, or a device that answers with ones."""
-    bad = [fact for fact in (facts.of(*_FACTS) if facts is not None else ()) if fact.number == 1.0]
+    bad = [fact for fact in (facts.of(*_FACTS) if facts is not None else ()) if (fact.number or 0) >= 1]
     stopping = {board.bus_id for board in hardware_boards(events)}
     bad = [fact for fact in bad if _bus(fact, placement) not in stopping]
     waiting = [b for b in with_nature(boards(events), HARDWARE) if b.bus_id not in stopping]

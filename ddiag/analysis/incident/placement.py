@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+import polars as pl
+
 from ddiag.model.incident import Event
 from ddiag.model.placement import Placement, Seat, distinct_hosts, same_host
 from ddiag.model.run import Run
@@ -29,7 +31,9 @@ def placement(run: Run, events: Events | None, facts: NodeFacts | None, settings
     bus_of = _bus_of(facts)
     ranks = {event.rank for event in everything if event.rank is not None} | set(run.coverage.ranks_seen)
     world = _world(run, everything, ranks)
-    seats = _merged([*_from_nccl(everything, ranks), *_from_launcher(everything), *_from_lines(everything)])
+    seats = _merged(
+        [*_from_driver(run), *_from_nccl(everything, ranks), *_from_launcher(everything), *_from_lines(everything)]
+    )
     if not any(seat.bus_id for seat in seats):
         seats = [*seats, *_assumed(seats, hosts, bus_of, ranks, world, _visible(settings))]
         seats = _merged(seats)
@@ -70,6 +74,13 @@ def _from_nccl(events: Iterable[Event], ranks: set[int]) -> Iterator[Seat]:
         rank = event.integer("rank")
         if rank is not None and len(places[rank]) == 1:
             yield Seat(rank, event.host, event.word("bus_id") or None, event.integer("pid"), event.source)
+
+
+def _from_driver(run: Run) -> Iterator[Seat]:
+    """Devices on which the driver saw one rank only, of ranks that it saw on no other."""
+    devices = run.table("devices").filter(pl.col("ranks").list.len() == 1).explode("ranks")
+    for device in devices.unique("ranks", keep="none", maintain_order=True).iter_rows(named=True):
+        yield Seat(device["ranks"], device["host"], device["bus_id"], source="processes of the device")
 
 
 def _from_launcher(events: Iterable[Event]) -> Iterator[Seat]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from ddiag.analysis.recorded.sampled import rate, series
 from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals_recorded import DeviceHealth
@@ -16,7 +17,7 @@ _BUSY_PERCENT = 50
 _VALUES = ("util", "reasons", "sm_mhz", "pcie_width", "pcie_gen")
 _SCHEMA = {
     "samples": pl.Int64, "thermal_share": pl.Float64, "brake_share": pl.Float64, "sm_mhz": pl.Float64,
-    "pcie_width": pl.Float64, "pcie_gen": pl.Float64,
+    "pcie_width": pl.Float64, "pcie_gen": pl.Float64, "throttled_share": pl.Float64, "replays_per_min": pl.Float64,
 }  # fmt: skip
 
 
@@ -27,18 +28,30 @@ def device_health(run: Run, windows: StepWindows) -> DeviceHealth | None:
         return None
     begin, end = int(windows.table["start_ns"].to_numpy().min()), int(windows.table["end_ns"].to_numpy().max())
     inside = counters.filter(pl.col("ts_ns").is_between(begin, end)).with_columns(pl.col("name").cast(pl.String))
+    inside = inside.sort("ts_ns")
     several = devices["host"].n_unique() > 1
     rows = []
     for device in devices.iter_rows(named=True):
         prefix = f"{device['host']}:" if several else ""
-        told = _busy(inside, f"{prefix}device{device['device']}.")
+        name = f"{prefix}device{device['device']}."
+        told = _busy(inside, name)
         if told is not None:
-            rows.append({**device, **told})
+            rows.append({**device, **told, **_counted(inside, name)})
     if not rows:
         return None
     return DeviceHealth(
         pl.DataFrame(rows, schema={**devices.schema, **_SCHEMA}, orient="row"), seconds=(end - begin) / 1e9
     )
+
+
+def _counted(inside: pl.DataFrame, prefix: str) -> dict[str, float | None]:
+    """What the device adds up itself, and misses nothing between two samples."""
+    slowed_us = rate(series(inside, f"{prefix}thermal_us"))
+    replays = rate(series(inside, f"{prefix}pcie_replays"))
+    return {
+        "throttled_share": None if slowed_us is None else min(slowed_us / 1e6, 1.0),
+        "replays_per_min": None if replays is None else replays * 60,
+    }
 
 
 def _busy(inside: pl.DataFrame, prefix: str) -> dict[str, object] | None:

@@ -20,7 +20,7 @@ H100 = {
     "max_sm_mhz": 1980,
 }  # fmt: skip
 WELL = {"util": 98, "reasons": 0x4, "sm_mhz": 1900, "pcie_gen": 5, "pcie_width": 16}
-BUSES = ("00000000:3B:00.0", "00000000:5E:00.0")
+BUSES = ("00000000:3B:00.0", "00000000:5E:00.0", "00000000:86:00.0", "00000000:AF:00.0")
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Node:
     each: Mapping[str, Any] = field(default_factory=dict)
     """Of every sample, beside devices and ranks."""
     device: tuple[Mapping[str, Any], ...] = ({}, {})
-    """Of every sample, by device; a list of two is a value that goes evenly from the first to the second."""
+    """Of every sample, by device (the first ones); a pair is a value that goes evenly from the first to the second."""
     rss: tuple[int, int] = (GIB, GIB)
     told: tuple[Mapping[str, Any], ...] = ()
     """More facts, each with its kind, told at the beginning …"""
@@ -57,7 +57,8 @@ class Node:
 
     def _sample(self, number: int) -> dict[str, Any]:
         part = number / (self.samples - 1)
-        devices = [_at(part, {**WELL, **given}) for given in self.device[: len(self.devices)]]
+        given = (*self.device, *({} for _ in self.devices))
+        devices = [_at(part, {**WELL, **one}) for one, _ in zip(given, self.devices, strict=False)]
         ranks = [[100 + r, r, number * 10**8, self.rss[r], 8, "R", r, 0, 0, 0, 0, 0] for r in (0, 1)]
         at = WALL_NS + number * SECOND_NS // 5
         return {"t": at, "kind": "sample", "devices": devices, "ranks": ranks, **_at(part, self.each)}
@@ -76,11 +77,11 @@ def _value(part: float, value: Any) -> Any:
     return value
 
 
-def recorded(folder: Path, node: Node, **plan: Any) -> Run:
-    """Two ranks of 24 steps of 100 ms, sampled all the time."""
+def recorded(folder: Path, node: Node, *, lines: list[dict[str, Any]] | None = None, **plan: Any) -> Run:
+    """Two ranks of 24 steps of 100 ms, sampled all the time; *lines* in place of the node's own."""
     run = write_run(folder, *healthy(**{"steps": 24, **plan}))
     (run / "nodes").mkdir(exist_ok=True)
-    (run / "nodes" / "node0.samples").write_bytes(b"".join(encode(line) for line in node.lines()))
+    (run / "nodes" / "node0.samples").write_bytes(b"".join(encode(line) for line in lines or node.lines()))
     return load([str(run)])
 
 
