@@ -13,7 +13,6 @@ from typing import Any
 
 from ddiag.capture import door, recorder
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import guarded
 from ddiag.capture.patches import Patches
 from ddiag.schema.phases import Flag
 
@@ -53,7 +52,14 @@ def forget(active: recorder.Recorder) -> None:
 
 def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     """``door.around`` by hand: a wait happens as often as a collective, and must cost as little."""
-    finish = guarded("Work.wait", _finish)
+    hook = door.DOOR.hook("Work.wait")
+
+    def finish(active: recorder.Recorder, work: Any, began: int, ok: bool) -> None:
+        if hook.live:
+            try:
+                _finish(active, work, began, ok)
+            except Exception as error:  # noqa: BLE001 - this is the door, by hand
+                door.DOOR.failed(hook, error)
 
     @functools.wraps(original)
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
