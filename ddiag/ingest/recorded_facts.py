@@ -12,7 +12,7 @@ from ddiag.ingest.facts import Group
 MAX_VALUE_CHARACTERS = 2000
 _NOT_SETTINGS = (
     *("group", "group_destroyed", "activated", "fsdp_unit", "device_memory", "hook_missing", "ddp_buckets"),
-    *("exception", "ddp_unused"),
+    *("exception", "ddp_unused", "ddp_log"),
 )
 """Facts of single things or moments."""
 _NOISE = ("t", "kind", "environment", "packages")

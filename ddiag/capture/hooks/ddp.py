@@ -11,7 +11,7 @@ from weakref import ref
 
 from ddiag.capture import recorder
 from ddiag.capture.door import around, guarded
-from ddiag.capture.hooks import c10d_native, labels
+from ddiag.capture.hooks import c10d_native, ddp_log, labels
 from ddiag.capture.hooks.groups import group_id
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
@@ -41,6 +41,10 @@ class Watched:
     buckets: labels.Buckets | None = None
     passes: int = 0
     """Forward passes with gradients, of a module that searches for unused parameters."""
+    synchronised: int = 0
+    """Forward passes before a synchronised backward pass."""
+    log_at: int = ddp_log.FIRST_LOOK
+    """Of these, the one before which DDP's own measurements are read next."""
     unused_bytes: int = -1
     unused_looks: int = 0
 
@@ -189,6 +193,9 @@ def _begun(token: tuple[Recorder, Any], _result: Any, _failed: bool) -> None:
     if not synchronised:
         active.mark(Mark.NO_SYNC)
         return
+    watched.synchronised += 1
+    if watched.synchronised == watched.log_at:
+        watched.log_at = ddp_log.tell(active, watched.index, module, watched.synchronised)
     if not watched.rebuilt and watched.looks < MAX_LOOKS:
         _look(module, watched)
     if getattr(module, "find_unused_parameters", False):
