@@ -115,7 +115,9 @@ class LateLimits:
     contended_waiting: float = 0.2
     """… or the part of the time in which somebody waited for a CPU."""
     own_work: float = 0.5
-    """Part of a rank's longer computing that must show as CPU time of its own where CPUs are contended."""
+    """Part of a rank's longer computing that must show as CPU time of its own where CPUs are contended …"""
+    own_cpu: float = 0.25
+    """… or, stretched by as much as its peers' is, when it is this much more than the peers' CPU time."""
 
 
 ALONE = (
@@ -167,7 +169,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
     found = late_rank(facts, budget, late, warning=limits.wait_share, critical=limits.critical_share)
     if found is None or found.cause != story.cause:
         return
-    starving = _starving(facts, signals.get(HostLoad), found, limits) if story.like_starving else ""
+    starving = _starving(facts, budget, signals.get(HostLoad), found, limits) if story.like_starving else ""
     if starving:
         yield Abstain(f"rank {found.rank} arrives last, but {starving}", ALONE)
         return
@@ -188,7 +190,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
     )
 
 
-def _starving(facts: JobFacts, load: HostLoad | None, found: LateRank, limits: LateLimits) -> str:
+def _starving(facts: JobFacts, budget: StepBudget, load: HostLoad | None, found: LateRank, limits: LateLimits) -> str:
     """Why this rank may be late for want of a CPU rather than by its own work; empty when it may not."""
     crowd = contended(facts, load, runnable=limits.contended_runnable, waiting=limits.contended_waiting)
     if not crowd or load is None:
@@ -196,8 +198,19 @@ def _starving(facts: JobFacts, load: HostLoad | None, found: LateRank, limits: L
     peers = sorted(ms for rank, ms in load.cpu_ms.items() if rank != found.rank)
     if found.rank not in load.cpu_ms or not peers:
         return f"its CPU time is not known, and {crowd}"
-    more_ms = load.cpu_ms[found.rank] - peers[len(peers) // 2]
+    usual_ms = peers[len(peers) // 2]
+    more_ms = load.cpu_ms[found.rank] - usual_ms
     longer_ms = max(float(found.row["compute_ms"] or 0.0), 0.0) or found.ms_per_step
-    if more_ms >= limits.own_work * longer_ms:
+    stretched = 1.0
+    if usual_ms > 0 and more_ms >= limits.own_cpu * usual_ms:
+        stretched = max(_peers_compute_ms(budget, found.rank) / usual_ms, 1.0)
+    if more_ms * stretched >= limits.own_work * longer_ms:
         return ""
     return f"uses only {max(more_ms, 0.0):.1f} ms more CPU time per step for {longer_ms:.1f} ms more, and {crowd}"
+
+
+def _peers_compute_ms(budget: StepBudget, rank: int) -> float:
+    """Time in which the other ranks compute, per step; where CPUs are contended more than the CPU time it takes."""
+    others = budget.table.filter(pl.col("steady") & (pl.col("rank") != rank))
+    value = others["compute_ms"].median() if others.height else None
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -40,3 +40,12 @@ def test_on_a_quiet_host_cpu_time_is_not_asked_for() -> None:
 def test_a_device_computes_whatever_the_cpus_do() -> None:
     late = {"late": {"rank": 3, **RULES["DD501"]}, "wait_ms_per_step": 30.0}
     assert the_finding("DD501", late_ranks=late, host_load=CROWDED).culprits.ranks == (3,)
+
+
+@pytest.mark.parametrize(("own_ms", "works"), [(70.0, True), (58.0, False)])
+def test_work_that_a_crowded_cpu_stretches_is_work_where_the_peers_is_stretched_alike(
+    own_ms: float, works: bool
+) -> None:
+    """The peers compute for over 160 ms with 50 ms of CPU time; 8 ms more than that may be chance."""
+    found = said("DD501", cpu_ms={**dict.fromkeys(range(8), 50.0), 3: own_ms})
+    assert isinstance(found, Abstain) is not works

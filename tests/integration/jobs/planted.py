@@ -11,6 +11,7 @@ import gc
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,19 @@ class Batches(Dataset[torch.Tensor]):
         return self._batch
 
 
+class Extra(nn.Module):
+    """Work of a rank's own, in forward."""
+
+    def __init__(self, products: int) -> None:
+        super().__init__()
+        self._products, self._matrix = products, torch.randn(512, 512)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for _ in range(self._products):
+            torch.mm(self._matrix, self._matrix)
+        return batch
+
+
 class Job:
     """The training loop, and what goes wrong in it."""
 
@@ -47,7 +61,14 @@ class Job:
         self.rank = dist.get_rank()
         width = options.width
         layers = [layer for _ in range(options.layers) for layer in (nn.Linear(width, width), nn.Tanh())]
-        self.model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=options.bucket_mb)
+        extra = Extra(options.products if self.rank == CULPRIT else 0)
+        self.model = DistributedDataParallel(
+            nn.Sequential(extra, *layers),
+            bucket_cap_mb=options.bucket_mb,
+            find_unused_parameters=options.find_unused,
+        )
+        self.scaler = torch.amp.GradScaler("cpu", enabled=options.scale)
+        self.writer = _writer(options.out) if options.log_every and self.rank == CULPRIT else None
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
         read_ms = options.slow_read_ms if self.rank == CULPRIT else 0.0
         self.batches = iter(DataLoader(Batches(width, read_ms), batch_size=None))
@@ -61,8 +82,14 @@ class Job:
         for micro_step in range(options.accumulate):
             last = micro_step == options.accumulate - 1
             with contextlib.nullcontext() if last or not options.no_sync else self.model.no_sync():
-                (self.model(next(self.batches)).square().mean() / options.accumulate).backward()
-        self.optimizer.step()
+                loss = self.model(next(self.batches)).square().mean() / options.accumulate
+                if options.overflow_every and number % options.overflow_every == 0:
+                    loss = loss * torch.inf
+                self.scaler.scale(loss).backward()
+        self.update()
+        if self.writer is not None and number % options.log_every == 0:
+            for name, parameter in self.model.named_parameters():
+                self.writer.add_histogram(name, parameter, number)
         if options.collect and self.rank == CULPRIT:
             gc.collect()
         if options.keep_mb:
@@ -72,6 +99,15 @@ class Job:
         if options.save_every and number % options.save_every == 0:
             self.save()
 
+    def update(self) -> None:
+        clip = self.options.clip
+        if clip == "unscaled":
+            self.scaler.unscale_(self.optimizer)
+        if clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
     def save(self) -> None:
         """Rank 0 writes, the others wait: as most scripts do it."""
         if self.rank == 0:
@@ -80,6 +116,12 @@ class Job:
             with path.open("rb") as written:
                 os.fsync(written.fileno())
         dist.barrier()
+
+
+def _writer(out: str) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(out)
 
 
 def main() -> None:
@@ -108,6 +150,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keep-mb", type=int, default=0, help="what a step keeps")
     parser.add_argument("--forget-every", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--products", type=int, default=0, help="matrix products that one rank computes besides")
+    parser.add_argument("--log-every", type=int, default=0, help="that rank writes histograms of all parameters")
+    parser.add_argument("--find-unused", action="store_true", help="DDP searches for unused parameters")
+    parser.add_argument("--scale", action="store_true", help="with a gradient scaler")
+    parser.add_argument("--overflow-every", type=int, default=0)
+    parser.add_argument("--clip", choices=["scaled", "unscaled"])
     return parser.parse_args()
 
 
