@@ -420,6 +420,8 @@ class PythonOverhead:
     """Steps after warm-up over which compilation was added up; None: the steady ones."""
     compiled_again: tuple[str, ...] = ()
     """What was compiled again and again in a recording, the dearest first: function (file:line)."""
+    logging_ranks: tuple[int, ...] = ()
+    """Ranks of a recording that log about as long as the one that logs longest."""
 
 
 @dataclass(frozen=True)

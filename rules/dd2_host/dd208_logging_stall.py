@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddiag.model.signals import JobFacts, PythonOverhead, StepBudget
-from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
+from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, name_ranks, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
 RULE = Rule(
@@ -43,19 +43,23 @@ class Limits:
     """From here it is the first thing to fix."""
     logging_ms: float = 1.0
     """Below this it is the price of one log line."""
+    most_ranks: float = 0.5
+    """Part of the ranks up to which those that log are named."""
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
-    facts, budget = signals[JobFacts], signals[StepBudget]
-    logging_ms = signals[PythonOverhead].logging_ms_per_step
+    facts, budget, overhead = signals[JobFacts], signals[StepBudget], signals[PythonOverhead]
+    logging_ms = overhead.logging_ms_per_step
     share = logging_ms / budget.step_ms if budget.step_ms > 0 else 0.0
     if logging_ms < limits.logging_ms or share < limits.logging_share:
         return
+    some = overhead.logging_ranks if len(overhead.logging_ranks) <= limits.most_ranks * len(facts.ranks) else ()
+    whose = f" of {name_ranks(some)}" if some else ""
     yield Finding(
-        title=f"logging on the training thread takes {logging_ms:.1f} ms per step ({share:.0%} of the step)",
+        title=f"logging on the training thread{whose} takes {logging_ms:.1f} ms per step ({share:.0%} of the step)",
         severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
         confidence=confidence_for(budget, facts, host_timed=True),
-        culprits=Culprits(where="logging"),
+        culprits=Culprits(ranks=some, where="logging"),
         evidence=(
             Evidence(
                 "logging", round(logging_ms, 3), "ms/step", limits.logging_ms, f"{over_steps(budget)}, worst rank"

@@ -31,6 +31,7 @@ RULE = Rule(
     symptom="one rank lags by milliseconds to seconds; its GPU utilisation is lower",
     evidence="one rank last in most collectives, with more idle device time under host work than its peers",
     applies=several_ranks,
+    explained_by=("DD203", "DD207", "DD208"),
 )
 
 

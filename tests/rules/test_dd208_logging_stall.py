@@ -25,3 +25,14 @@ def test_under_a_millisecond_is_noise_however_short_the_step() -> None:
 def test_recorded_stacks_lower_confidence() -> None:
     found = the_finding("DD208", python_overhead={"logging_ms_per_step": 14.0}, job_facts={"with_stack": True})
     assert found.confidence is Confidence.MEDIUM
+
+
+def test_the_rank_that_logs_is_named() -> None:
+    found = the_finding("DD208", python_overhead={"logging_ms_per_step": 14.0, "logging_ranks": (0,)})
+    assert found.culprits.ranks == (0,)
+    assert "of rank 0 takes 14.0 ms" in found.title
+
+
+def test_where_all_log_nobody_is_named() -> None:
+    every = {"logging_ms_per_step": 14.0, "logging_ranks": tuple(range(8))}
+    assert the_finding("DD208", python_overhead=every).culprits.ranks == ()

@@ -12,6 +12,8 @@ from ddiag.model.signals import PythonOverhead
 _NS_PER_MS = 1e6
 _GC_RANK_MS = 0.1
 """A rank with less collection per step is not named."""
+_LOGS_ALIKE = 0.5
+"""Logging of a rank / most of any, from which it is named as well."""
 _COMPILES_ONCE_MORE = 1
 """How often a function is compiled again in good order: the first shape that changes makes a graph for all shapes."""
 
@@ -27,14 +29,16 @@ def recorded_overhead(run: Run, windows: StepWindows) -> PythonOverhead | None:
     if steps.is_empty():
         return None
     after_warm_up = steps.filter(~pl.col("step").is_in(list(windows.warm_up)))
-    collecting = _per_step(steps.filter("steady"), "gc_ns")
+    collecting, logging = _per_step(steps.filter("steady"), "gc_ns"), _per_step(after_warm_up, "logging_ns")
+    logging_ms = max(logging.values(), default=0.0)
     saves = summaries.filter(pl.col("checkpoint_ns") > 0)
     compiled = _compiled_again(run, after_warm_up)
     return PythonOverhead(
         gc_ms_per_step=max(collecting.values(), default=0.0),
         gc_ranks=tuple(sorted(rank for rank, ms in collecting.items() if ms >= _GC_RANK_MS)),
         checkpoint_ms=_max_ms(saves, "checkpoint_ns"),
-        logging_ms_per_step=max(_per_step(after_warm_up, "logging_ns").values(), default=0.0),
+        logging_ms_per_step=logging_ms,
+        logging_ranks=tuple(sorted(rank for rank, ms in logging.items() if ms and ms >= _LOGS_ALIKE * logging_ms)),
         compile_ms=sum(compiled.values()),
         anomaly_mode=False,
         find_unused_ms=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from ddiag.analysis import derive
@@ -143,3 +144,12 @@ def test_the_update_takes_what_its_phase_took(tmp_path: Path) -> None:
 def test_only_chosen_steps(tmp_path: Path) -> None:
     run = load([str(write_run(tmp_path / "run", *healthy(steps=20)))])
     assert _family(derive(run, steps=(5, 9)), StepBudget).n_steps == 5
+
+
+def test_ranks_that_log_as_long_as_any_are_told(tmp_path: Path) -> None:
+    run = load([str(write_run(tmp_path / "run", *healthy(ranks=3)))])
+    logged = pl.col("rank").replace_strict({0: 20_000_000, 1: 14_000_000, 2: 3_000_000})
+    tables = {**run.tables, "step_summaries": run.table("step_summaries").with_columns(logging_ns=logged)}
+    overhead = _family(derive(replace(run, tables=tables)), PythonOverhead)
+    assert overhead.logging_ms_per_step == pytest.approx(20.0)
+    assert overhead.logging_ranks == (0, 1)
