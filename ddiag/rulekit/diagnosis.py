@@ -11,7 +11,7 @@ from typing import Any
 
 from ddiag.model.run import Coverage
 from ddiag.model.signals import FAMILIES, Collectives, JobFacts, Signals, StepBudget
-from ddiag.model.signals_incident import INCIDENT_FAMILIES
+from ddiag.model.signals_incident import INCIDENT_FAMILIES, Settings
 from ddiag.rulekit.cost import name_ranks
 from ddiag.rulekit.finding import Abstention, Culprits, Finding, Severity
 from ddiag.rulekit.merge import arrange
@@ -280,6 +280,9 @@ def _too_little(signals: Signals, checked: int) -> str:
 
 
 def _nothing_measured(signals: Signals, checked: int) -> str:
+    told = signals.get(Settings)
+    if told is not None and told.of("recorded"):
+        return "no rank has ended a step in this recording: while the job runs, analyze it again when some have"
     if any(signals.has(family) for family in INCIDENT_FAMILIES):
         looked = "one rule looked" if checked == 1 else f"{checked} rules looked"
         return (

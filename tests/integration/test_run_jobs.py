@@ -284,6 +284,26 @@ def test_a_killed_supervisor_leaves_a_folder_that_reads_while_the_job_goes_on(tm
     assert len(out.splitlines()) == 2000
 
 
+@pytest.mark.long
+def test_a_running_job_is_diagnosed_as_one_that_runs(tmp_path: Path) -> None:
+    """The exit code is 0; both ranks are judged by their steps, and nothing is said of an end."""
+    command = [*recorded(tmp_path / "runs"), *_torchrun(tmp_path)]
+    with start(command, cwd=tmp_path, env=environment(STEPS="10000000")) as process:
+        folder = eventually(lambda: next(iter((tmp_path / "runs").glob("train-*")), None))
+        eventually(lambda: len(list(folder.glob("ranks/a0/*.steps"))) == 2)
+        eventually(lambda: all(_steps(files) > 50 for files in find_processes(folder)))
+        written = tmp_path / "diagnosis.json"
+        done = run([PYTHON, "-m", "ddiag", "analyze", str(folder), "--no-html", "--json", str(written)])
+        assert process.poll() is None
+        process.terminate()
+        process.communicate()
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(written.read_text())
+    assert found["verdict"]["status"] in ("healthy", "degraded", "inconclusive")
+    assert found["coverage"]["ranks_seen"] == [0, 1]
+    assert not {"DD901", "DD943"} & {one["rule"] for one in found["findings"]}
+
+
 def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

@@ -10,6 +10,7 @@ import pytest
 
 from ddiag.api import diagnose, load
 from ddiag.rulekit import Finding
+from ddiag.rulekit.diagnosis import Status
 from tests.recorded_settings import NODE, group, process, record
 
 ALWAYS = {"DD206"}
@@ -155,6 +156,12 @@ def test_batch_sizes_that_do_not_multiply_are_told_of_a_job_that_never_trained(t
     assert "train_batch_size 64 is not micro-batch" in one.title
     each = told({}, deepspeed={**ZERO_2, **sizes})  # half of the ranks hold one copy of the model together
     assert found(record(tmp_path / "b", each, each, node=node)) == {}
+
+
+def test_a_job_in_its_first_step_is_asked_to_go_on(tmp_path: Path) -> None:
+    verdict = diagnose(load([str(record(tmp_path, told({}), told({}), steps=0))])).verdict
+    assert verdict.status is Status.INCONCLUSIVE
+    assert "analyze it again" in verdict.headline
 
 
 def test_units_without_prefetch(tmp_path: Path) -> None:
