@@ -30,7 +30,8 @@ def host_memory(shape: Shape, given: Given) -> HostMemory:
         "largest_bytes": 80 * GIB, "swapped_bytes": 0, "samples": 60,
     }  # fmt: skip
     names = sorted({f"node{rank // 4}" for rank in shape.ranks})
-    rows = [{"host": host, **usual, **hosts.get(host, {})} for host in names]
+    there = {host: sum(f"node{rank // 4}" == host for rank in shape.ranks) for host in names}
+    rows = [{"host": host, "ranks": there[host], **usual, **hosts.get(host, {})} for host in names]
     return HostMemory(**{"table": pl.DataFrame(rows), **given})
 
 

@@ -10,7 +10,7 @@ from ddiag.capture.ring import RingWriter
 from ddiag.capture.steps import StepWriter
 from ddiag.schema import steps as layout
 from ddiag.schema.folder import Manifest, ProcessFiles, process_files, write_manifest
-from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Op, Phase, State
+from ddiag.schema.phases import FORMAT_VERSION, Copy, Flag, Kind, Op, Phase, State
 from ddiag.schema.ring import NO_DTYPE, NO_NAME, RingHeader
 from ddiag.schema.steps import StepFlag
 
@@ -50,6 +50,8 @@ class Plan:
     """In every so-manieth step the allocator gives its cache back and asks again …"""
     retry_ms: float = 20.0
     """… which takes so long."""
+    offload_ms: float = 0.0
+    """Of backward, in which 8 MiB of gradients are copied to the host."""
     pause_ms: float = 0.0
     """What the script does of its own after the update."""
     queue: int = 3
@@ -108,7 +110,7 @@ class Writer:
         self.facts.write(
             "group", id=self.group, name="0", desc="default_pg", backend="gloo", size=plan.world, ranks=ranks
         )
-        self.facts.write("process", torch="2.13.0", argv=["train.py"])
+        self.facts.write("process", torch="2.13.0", cuda="12.8" if plan.device_bytes >= 0 else None, argv=["train.py"])
 
     def step(self, number: int) -> None:
         plan, begin = self.plan, self.now
@@ -123,6 +125,8 @@ class Writer:
         for bucket in range(plan.buckets):
             self._bucket(number, bucket, wait_ms=plan.peer_late_ms)
             self.now += 15 * MS
+        if plan.offload_ms:
+            self._copy_down(number)
         compiled = spent[Phase.COMPILE] / MS + retries * plan.retry_ms
         end = begin + int((82.0 + plan.peer_late_ms + plan.input_ms + plan.late_ms + compiled) * MS)
         self.now = max(self.now + 10 * MS, end)
@@ -133,6 +137,14 @@ class Writer:
         if plan.save_every and number % plan.save_every == 0:
             self._phase(number, Phase.CHECKPOINT, plan.save_ms, spent)
         self._summary(number, begin, spent, retries)
+
+    def _copy_down(self, step: int) -> None:
+        token = self.ring.begin(
+            Kind.COPY, Copy.D2H, 0, NO_NAME, self.names.id("zero/gradient"), step, Phase.BACKWARD, self.dtype, -1, -1,
+            self.now, self.now, 0, 8 << 20, 8 << 20, TID, 0.0, State.OPEN, 0,
+        )  # fmt: skip
+        self.now += int(self.plan.offload_ms * MS)
+        self.ring.complete(token, self.now)
 
     def _begin_phase(self, step: int, phase: Phase, label: str | None = None) -> int:
         named = NO_NAME if label is None else self.names.id(label)

@@ -22,10 +22,10 @@ class HostMemory:
     """How full the memory of the job's hosts became, page cache that can be given back not counted."""
 
     table: pl.DataFrame
-    """host, limit (of the control group or of the host, whichever was fuller: cgroup, host), limit_bytes, peak_bytes,
-    job_bytes (resident sets of the ranks and their child processes then; memory they share counts twice), largest_rank
-    and largest_bytes (with its child processes, then), swapped_bytes (by how much swap in use rose; null unknown),
-    samples."""
+    """host, ranks (how many run there), limit (of the control group or of the host, whichever was fuller: cgroup,
+    host), limit_bytes, peak_bytes, job_bytes (resident sets of the ranks and their child processes then; memory they
+    share counts twice), largest_rank and largest_bytes (with its child processes, then), swapped_bytes (by how much
+    swap in use rose; null unknown), samples."""
 
 
 @dataclass(frozen=True)

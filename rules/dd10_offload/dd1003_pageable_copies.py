@@ -8,7 +8,8 @@ The driver cannot transfer pageable memory directly: it copies it into a pinned 
 Half the bandwidth or less, a blocked host thread, and no overlap with compute.
 
 ## Diagnosis
-The kind of memory that the profiler records for each copy, its rate, and how much of it runs with an idle device.
+The kind of memory that the profiler records for each copy, its rate, and how much of it runs with an idle device; in a
+recording, the offload settings that DeepSpeed took and the host's time in its copies.
 
 ## Mitigation
 Pin the host side: `pin_memory=True` in the loader, pinned buffers for everything that is copied again and again.
@@ -16,14 +17,16 @@ Pin the host side: `pin_memory=True` in the loader, pinned buffers for everythin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
 from ddiag.model.signals import Copies, JobFacts, KernelMix, Signals, StepBudget
+from ddiag.model.signals_incident import Settings
 from ddiag.rulekit import (
     Abstain,
+    Confidence,
     Culprits,
     Evidence,
     Finding,
@@ -33,6 +36,7 @@ from ddiag.rulekit import (
     step_cost,
 )
 from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
+from ddiag.rulekit.values import as_flag, setting
 
 
 def has_subject(signals: Signals) -> bool:
@@ -47,6 +51,7 @@ RULE = Rule(
     id="DD1003",
     root_cause="RC-97",
     needs=(JobFacts, StepBudget, Copies),
+    optional=(Settings,),
     capture="profile 5+ steps with torch.profiler, activities CPU and CUDA, on NVIDIA devices (copies then carry "
     "'Pageable' or 'Pinned')",
     symptom="host-to-device copies are slow and block the training thread although non_blocking=True is set",
@@ -75,7 +80,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if budget.step_ms <= 0:
         return
     if copies.pageable_share is None:
-        if copies.exposed_ms >= limits.exposed_ms and copies.exposed_ms >= limits.warning_share * budget.step_ms:
+        pinned = _pinned(signals.get(Settings)) if copies.offload else {}
+        if not all(pinned.values()):
+            yield from _configured(facts, budget, copies, limits, pinned)
+        elif (
+            not pinned
+            and copies.exposed_ms >= limits.exposed_ms
+            and copies.exposed_ms >= limits.warning_share * budget.step_ms
+        ):
             yield Abstain(
                 f"copies take {copies.exposed_ms:.1f} ms per step, but the trace does not say whether they are pinned",
                 "check pin_memory=True of the DataLoader by hand, or profile on an NVIDIA device",
@@ -119,6 +131,52 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         cost=step_cost(exposed_ms, budget, facts),
         why="the profiler marks these copies as pageable, and nothing else runs on the device during them",
         doubt="pinning costs host memory that cannot be swapped: leave room on hosts that are short of it",
+    )
+
+
+def _pinned(settings: Settings | None) -> dict[str, bool]:
+    """By what is offloaded to the host: whether DeepSpeed was told to pin it; empty where nothing says so."""
+    found = {}
+    for name in ("offload_optimizer", "offload_param"):
+        key = f"zero_optimization.{name}"
+        device = setting(settings, "ds_config", f"{key}.device")
+        pin = setting(settings, "ds_config", f"{key}.pin_memory")
+        if device is not None and device.value.lower() == "cpu" and pin is not None:
+            found[name] = as_flag(pin.value) is not False
+    return found
+
+
+def _configured(
+    facts: JobFacts, budget: StepBudget, copies: Copies, limits: Limits, pinned: Mapping[str, bool]
+) -> Iterator[Finding]:
+    """The host blocks in the copies of offloaded state that its configuration leaves pageable."""
+    share = copies.offload_exposed_ms / budget.step_ms
+    if copies.offload_exposed_ms < limits.exposed_ms or share < limits.exposed_share:
+        return
+    loose = [name for name, is_pinned in pinned.items() if not is_pinned]
+    yield Finding(
+        title=f"offloaded state lies in pageable memory ({', '.join(loose)}.pin_memory is false): its copies take "
+        f"{copies.offload_exposed_ms:.1f} ms per step ({share:.0%} of the step)",
+        severity=severity_over_steps(share, budget, warning=limits.warning_share, critical=limits.critical_share),
+        confidence=confidence_for(budget, facts, host_timed=True, at_most=Confidence.MEDIUM),
+        culprits=Culprits(where="pageable host memory"),
+        evidence=(
+            *(Evidence(f"{name}.pin_memory", "false", "", "true", "DeepSpeed's configuration") for name in loose),
+            Evidence(
+                "copies",
+                round(copies.offload_exposed_ms, 3),
+                "ms/step",
+                limits.exposed_ms,
+                f"host, {over_steps(budget)}",
+            ),
+            Evidence("copies", round(share, 4), "of step", limits.exposed_share, "time / median step"),
+            Evidence("copied", human_bytes(copies.bytes_per_step), "per step", None, "both directions"),
+        ),
+        fix=tuple(f'"{name}": {{"device": "cpu", "pin_memory": true}} in the ds_config' for name in loose),
+        verify="`ddiag run` again with pinned memory: the host's time in copies falls to a half or less",
+        cost=step_cost(copies.offload_exposed_ms, budget, facts),
+        why="a copy from or to pageable memory holds the host until it is done",
+        doubt="pinning costs host memory that cannot be swapped, and does not make the link itself faster",
     )
 
 

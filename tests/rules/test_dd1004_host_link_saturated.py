@@ -1,4 +1,4 @@
-from ddiag.rulekit import Confidence, Severity
+from ddiag.rulekit import Abstain, Confidence, Severity
 from tests.factories import GIB
 from tests.rules.checking import check, evidence, findings, the_finding
 
@@ -42,3 +42,62 @@ def test_a_gen_3_link_at_its_usual_rate_is_not_suspect() -> None:
 
 def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
     assert check("DD1004", copies=None) == []
+
+
+COUNTED = {"to_device_gbps": 47.0, "from_device_gbps": 20.0, "util": 40.0}
+"""Of a Gen5 x16 link, which carries 63 GB/s and reaches 50."""
+RECORDED = {"step_budget": {"on_device": False}, "copies": None}
+
+
+def counted(*ranks: int, **columns: object) -> dict[str, object]:
+    return {"devices": {rank: {**COUNTED, **columns} for rank in ranks}}
+
+
+def test_a_full_link_is_counted_by_the_device_itself() -> None:
+    found = the_finding("DD1004", **RECORDED, host_link=counted(*range(8)))
+    assert "the host link of gpu0, gpu1, gpu2, gpu3 is full: 47 GB/s to the device all the time, 93%" in found.title
+    assert "the device computes 40%" in found.title
+    assert (found.severity, found.confidence) == (Severity.CRITICAL, Confidence.MEDIUM)
+    assert found.culprits.ranks == ()
+    assert evidence(found, "such a link carries").source == "Gen5 x16, 80% of it is reached"
+
+
+def test_one_devices_link_is_named_with_its_rank() -> None:
+    found = the_finding("DD1004", **RECORDED, host_link=counted(5))
+    assert (found.culprits.ranks, found.culprits.devices, found.culprits.hosts) == ((5,), ("gpu1",), ("node1",))
+
+
+def test_recorded_offloading_of_as_many_bytes_explains_it() -> None:
+    """67 GB/s in steps of 200 ms are 13.4 GB."""
+    copies = {"bytes_per_step": 9 * GIB, "offload": "optimizer"}
+    found = the_finding("DD1004", **{**RECORDED, "copies": copies}, host_link=counted(*range(8)))
+    assert found.confidence is Confidence.HIGH
+    assert "offload less" in found.fix[0]
+
+
+def test_without_nvlink_collectives_may_fill_it() -> None:
+    (said,) = check("DD1004", **RECORDED, host_link=counted(*range(8), nvlink_gbps=None))
+    assert isinstance(said, Abstain)
+    assert "does not tell copies from collectives" in said.reason
+    explained = {"bytes_per_step": 9 * GIB, "offload": "optimizer"}
+    link = counted(*range(8), nvlink_gbps=None)
+    assert findings("DD1004", **{**RECORDED, "copies": explained}, host_link=link)
+    assert findings("DD1004", **RECORDED, host_link=counted(0, nvlink_gbps=None), job_facts={"ranks": (0,)})
+
+
+def test_a_full_link_behind_enough_compute_costs_nothing() -> None:
+    assert check("DD1004", **RECORDED, host_link=counted(*range(8), util=92.0)) == []
+
+
+def test_half_a_link_and_few_samples_are_quiet() -> None:
+    assert check("DD1004", **RECORDED, host_link=counted(*range(8), to_device_gbps=25.0)) == []
+    assert check("DD1004", **RECORDED, host_link=counted(*range(8), samples=2)) == []
+
+
+def test_where_a_trace_shows_the_copies_it_leads() -> None:
+    assert check("DD1004", host_link=counted(*range(8))) == []
+
+
+def test_neither_copies_nor_counters_is_an_abstention() -> None:
+    (said,) = check("DD1004", copies=None, host_link=None, kernel_mix=None)
+    assert isinstance(said, Abstain)

@@ -1,7 +1,7 @@
 import pytest
 
-from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from ddiag.rulekit import Abstain, Confidence, Severity
+from tests.rules.checking import check, evidence, findings, the_finding
 
 CHURN = {"mallocs_per_step": 3.0, "frees_per_step": 3.0, "ms_per_step": 24.0, "worst_rank": 2}
 TIGHT = {"allocated": dict.fromkeys(range(8), 0.60), "reserved": dict.fromkeys(range(8), 0.95)}
@@ -87,3 +87,40 @@ def test_amd_devices_get_their_own_options(change: dict[str, object]) -> None:
     assert any("PYTORCH_HIP_ALLOC_CONF" in step for step in found.fix)
     assert "expandable" not in " ".join(found.fix)
     assert "cudaFree" not in found.verify
+
+
+RETRIED = {"steps_with_retries": 40, "retries": 55, "extra_ms": 80.0}
+
+
+def retried(*ranks: int, **columns: object) -> dict[str, object]:
+    return {"allocator_calls": None, "allocator_retries": {"retried": {rank: {**RETRIED, **columns} for rank in ranks}}}
+
+
+def test_retries_of_a_recording_tell_how_often_and_what_it_costs() -> None:
+    found = the_finding("DD602", **retried(2))
+    assert "runs out in 20% of the steps on rank 2" in found.title
+    assert found.severity is Severity.WARNING
+    assert found.cost.ms_per_step == pytest.approx(16.0)
+    assert found.culprits.ranks == (2,)
+    assert found.victims == (0, 1, 3, 4, 5, 6, 7)
+
+
+def test_all_ranks_alike_name_none_and_an_unknown_cost_is_said() -> None:
+    found = the_finding("DD602", **retried(*range(8), steps_with_retries=200, extra_ms=None))
+    assert found.culprits.ranks == ()
+    assert found.cost.ms_per_step is None
+    assert "not known" in found.doubt
+
+
+@pytest.mark.parametrize("columns", [{"steps_with_retries": 9}, {"steps_with_retries": 2, "steps": 10}])
+def test_a_few_retries_are_long_batches(columns: dict[str, int]) -> None:
+    assert findings("DD602", **retried(*range(8), **columns)) == []
+
+
+def test_rare_retries_are_information() -> None:
+    assert the_finding("DD602", **retried(2, steps_with_retries=12, extra_ms=None)).severity is Severity.INFO
+
+
+def test_without_calls_and_without_retries_it_abstains() -> None:
+    (said,) = check("DD602", allocator_calls=None, allocator_retries=None)
+    assert isinstance(said, Abstain)

@@ -9,8 +9,9 @@ from ddiag.model.run import Run
 from ddiag.model.signals_sampled import HostMemory
 
 _SCHEMA = {
-    "host": pl.String, "limit": pl.String, "limit_bytes": pl.Int64, "peak_bytes": pl.Int64, "job_bytes": pl.Int64,
-    "largest_rank": pl.Int32, "largest_bytes": pl.Int64, "swapped_bytes": pl.Int64, "samples": pl.Int64,
+    "host": pl.String, "ranks": pl.Int64, "limit": pl.String, "limit_bytes": pl.Int64, "peak_bytes": pl.Int64,
+    "job_bytes": pl.Int64, "largest_rank": pl.Int32, "largest_bytes": pl.Int64, "swapped_bytes": pl.Int64,
+    "samples": pl.Int64,
 }  # fmt: skip
 _RESIDENT = ("process.rss_bytes", "process.workers_rss_bytes")
 _NEAR_NS = 2_000_000_000
@@ -44,7 +45,8 @@ def _of_host(every: pl.DataFrame, host: str, prefix: str, ranks: list[int]) -> t
     largest = held.sort("value", "rank", descending=[True, False]).row(0) if held.height else (None, None)
     swapped = rise(series(every, f"{prefix}memory.swap_used_bytes"))
     return (
-        host, limit, int(most), int(fullest["value"]), int(held["value"].sum()), *largest, swapped, used.height,
+        host, len(ranks), limit, int(most), int(fullest["value"]), int(held["value"].sum()), *largest, swapped,
+        used.height,
     )  # fmt: skip
 
 
