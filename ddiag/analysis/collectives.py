@@ -21,7 +21,7 @@ from ddiag.model.signals import Collectives
 _COLUMNS = (
     "rank", "group", "op", "seq", "step", "bytes", "dtype", "group_size", "start_ns", "end_ns", "dur_ms", "wait_ms",
     "transfer_ms", "exposed_ms", "matched", "source", "call", "comm", "ranks_matched", "exposed_wait_ms", "enqueue_ns",
-    "stream", "name", "external_id", "label",
+    "stream", "name", "external_id", "label", "asynchronous", "phase",
 )  # fmt: skip
 _PER_STEP = ("dur_ms", "wait_ms", "transfer_ms", "exposed_ms")
 

@@ -115,11 +115,11 @@ def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, 
     ).with_columns(issued_ns=pl.coalesce("enqueue_ns", "start_ns"))
     named = calls.filter(pl.col("label").fill_null("").str.contains(_BUCKET))
     if named.height:
-        return named, "backward"
+        return named, _in_backward(named)
     at = times(calls, "issued_ns")
     hooked = calls.filter(pl.Series(host.during(at), dtype=pl.Boolean) & ~_tiny())
     if hooked.height:
-        return hooked, "backward"
+        return hooked, _in_backward(hooked)
     compiled = calls.filter(pl.Series(host.within(at), dtype=pl.Boolean) & ~_tiny())
     if _one_per_parameter(compiled, host):
         return compiled, "backward"
@@ -128,6 +128,12 @@ def _gradient_calls(calls: pl.DataFrame, host: Backward) -> tuple[pl.DataFrame, 
     if unsized or compiled.height > after.height:  # calls of unknown purpose during backward: do not guess
         return after.clear(), ""
     return after, "after_backward"
+
+
+def _in_backward(calls: pl.DataFrame) -> str:
+    """Hooks that wait for each reduction stop backward; where it is not known, they do not."""
+    awaited = (~pl.col("asynchronous")).fill_null(value=False)
+    return "synchronous" if calls.select(awaited.all()).item() else "backward"
 
 
 def _one_per_parameter(calls: pl.DataFrame, host: Backward) -> bool:

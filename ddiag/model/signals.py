@@ -17,7 +17,7 @@ import polars as pl
 from ddiag.model.signals_incident import (
     INCIDENT_FAMILIES,
 )
-from ddiag.model.signals_recorded import RECORDED_FAMILIES
+from ddiag.model.signals_recorded import RECORDED_FAMILIES, StoodStill
 from ddiag.model.signals_sampled import SAMPLED_FAMILIES
 
 Table = pl.DataFrame
@@ -160,8 +160,8 @@ class Collectives:
     note: str = ""
     """Which calls or ranks could not be matched, and why."""
     unseen_ms: float = 0.0
-    """Exposed time per step of calls some of whose members gave no evidence: what looks like transfer there may be
-    waiting for one of those."""
+    """Exposed time per step of calls some of whose members gave no evidence: part of it may be waiting for those."""
+    stood_still: StoodStill | None = None
 
     @property
     def mostly_unseen(self) -> bool:
@@ -221,7 +221,7 @@ class GradBuckets:
     synced_backwards: int = 1
     """Of those, how many reduced gradients."""
     issued: str = "backward"
-    """backward: by hooks while backward runs (overlap is possible); after_backward: once backward has ended."""
+    """backward: by hooks while backward runs (can overlap); synchronous: each awaited there; after_backward: later."""
 
 
 @dataclass(frozen=True)

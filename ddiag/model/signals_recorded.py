@@ -9,6 +9,23 @@ import polars as pl
 
 
 @dataclass(frozen=True)
+class StoodStill:
+    """Recorded communication that all members were seen in, without waiting for late ranks; ms per step, mean over
+    ranks. Evaluation, checkpoints and logging are left out."""
+
+    transfer_ms: float
+    """Data moved."""
+    blocked_ms: float
+    """Of that, in calls that backward waits for one by one, or between backward and the update: the training thread
+    (timed on a device: its compute stream) stood still."""
+
+    @property
+    def overlap_share(self) -> float:
+        """The part that runs, or is issued to run, beside compute, 0–1."""
+        return 1.0 - self.blocked_ms / self.transfer_ms if self.transfer_ms > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class Exits:
     """How the training processes of the attempt that is analysed ended."""
 

@@ -56,8 +56,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if buckets.median_bytes >= limits.median_bytes:
         return
+    # Larger ones would save the latency of reductions that are waited for one by one, and leave the transfer exposed.
+    each_awaited = buckets.issued != "backward"
     predicted = buckets.predicted_gain_ms is not None and (buckets.best_bytes or 0) > 2 * buckets.median_bytes
+    predicted = predicted and not each_awaited
     gain_ms = (buckets.predicted_gain_ms or 0.0) if predicted else buckets.exposed_ms
+    if each_awaited:
+        gain_ms = _latency_ms(buckets)
     share = gain_ms / budget.step_ms
     if share < limits.gain_share:
         return
@@ -72,10 +77,18 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         cost=step_cost(gain_ms, budget, facts),
         why="the simulated step with larger buckets is faster by the stated gain"
         if predicted
+        else "the latency of so many reductions, each waited for, adds up to the stated gain"
+        if each_awaited
         else "small reductions stand alone at the end of backward",
         doubt="if the gradients belong to frozen or sparse modules that arrive late, larger buckets cannot "
         "start earlier",
     )
+
+
+def _latency_ms(buckets: GradBuckets) -> float:
+    """Per step, of the reductions that default-sized buckets would do without; 0 without a fit."""
+    spared = buckets.count_per_step - max(1.0, buckets.total_bytes / (25 * MIB))
+    return min(max(spared, 0.0) * (buckets.alpha_us or 0.0) / 1e3, buckets.exposed_ms)
 
 
 def _evidence(buckets: GradBuckets, limits: Limits) -> tuple[Evidence, ...]:

@@ -1,3 +1,4 @@
+from ddiag.model.signals_recorded import StoodStill
 from ddiag.rulekit import Abstain, Confidence, Severity
 from tests.rules.checking import check, evidence, findings, the_finding
 
@@ -34,9 +35,33 @@ def test_little_communication_is_quiet() -> None:
     assert findings("DD402", collectives={"exposed_ms": 12.0, "overlapped_ms": 0.0}) == []
 
 
-def test_host_timed_communication_does_not_show_overlap() -> None:
+def test_a_trace_of_the_host_alone_does_not_show_overlap() -> None:
     timed = {**SERIAL["collectives"], "timed_on_device": False}
     assert findings("DD402", **{**SERIAL, "collectives": timed}) == []
+
+
+def recorded(transfer_ms: float, blocked_ms: float) -> dict[str, object]:
+    """A recording whose calls the host timed; by the other figures nothing overlaps."""
+    still = StoodStill(transfer_ms, blocked_ms)
+    calls = {**SERIAL["collectives"], "timed_on_device": False, "stood_still": still}
+    return {**SERIAL, "collectives": calls, "shard_units": None}
+
+
+def test_a_recording_shows_it_by_what_the_training_waited_for() -> None:
+    found = the_finding("DD402", **recorded(50.0, 46.0))
+    assert found.cost.ms_per_step == 46.0
+    assert evidence(found, "overlapped").value == 0.08
+    assert "waited" in found.why
+
+
+def test_a_recording_in_which_others_were_late_or_calls_ran_beside_backward_is_quiet() -> None:
+    assert findings("DD402", **recorded(50.0, 30.0)) == []
+    assert findings("DD402", **recorded(8.0, 8.0)) == []
+    assert findings("DD402", **recorded(0.0, 0.0)) == []
+
+
+def test_sharded_units_of_a_recording_have_rules_of_their_own() -> None:
+    assert findings("DD402", **{**recorded(50.0, 46.0), "shard_units": {}}) == []
 
 
 def test_one_rank_lowers_confidence_and_says_why() -> None:

@@ -1,3 +1,5 @@
+import pytest
+
 from ddiag.rulekit import Confidence, Severity
 from tests.factories import MIB
 from tests.rules.checking import evidence, findings, the_finding
@@ -38,3 +40,11 @@ def test_default_sized_buckets_are_quiet_even_when_exposed() -> None:
 
 def test_unknown_sizes_are_not_judged() -> None:
     assert findings("DD403", grad_buckets={**SMALL, "total_bytes": 0, "median_bytes": 0}) == []
+
+
+@pytest.mark.parametrize("issued", ["after_backward", "synchronous"])
+def test_reductions_waited_for_one_by_one_would_only_save_their_latency(issued: str) -> None:
+    found = the_finding("DD403", grad_buckets={**SMALL, "issued": issued, "alpha_us": 70.0})
+    assert found.cost.ms_per_step == pytest.approx((400 - 4) * 0.07)
+    assert findings("DD403", grad_buckets={**SMALL, "issued": issued, "alpha_us": 5.0}) == []
+    assert findings("DD403", grad_buckets={**SMALL, "issued": issued, "alpha_us": None}) == []

@@ -15,6 +15,7 @@ from ddiag.analysis.late_ranks import late_ranks
 from ddiag.analysis.links import links
 from ddiag.analysis.recorded.activity import recorded_activity
 from ddiag.analysis.recorded.allocator import allocator_retries
+from ddiag.analysis.recorded.blocked import blocked
 from ddiag.analysis.recorded.device_health import device_health
 from ddiag.analysis.recorded.exits import exits
 from ddiag.analysis.recorded.host_link import host_link
@@ -49,6 +50,8 @@ def recorded_families(run: Run, steps: tuple[int, int] | None) -> Families:
         windows = only(windows, *steps)
     acts = recorded_activity(run)
     calls = match(run, windows, acts)
+    if calls is not None:
+        calls = replace(calls, stood_still=blocked(run, windows, calls))
     found = (
         facts,
         step_budget(run, windows, acts, calls),
