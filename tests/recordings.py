@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddiag.capture.names import Facts, Names
 from ddiag.capture.ring import RingWriter
-from ddiag.capture.steps import StepWriter
+from ddiag.capture.step_file import StepWriter
 from ddiag.schema import steps as layout
 from ddiag.schema.folder import Manifest, ProcessFiles, process_files, write_manifest
 from ddiag.schema.phases import FORMAT_VERSION, Copy, Flag, Kind, Op, Phase, State

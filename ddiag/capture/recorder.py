@@ -22,7 +22,7 @@ from ddiag.capture.identity import Identity, start_ticks
 from ddiag.capture.names import Facts, Names
 from ddiag.capture.ring import CAPACITY, RingWriter
 from ddiag.capture.step_clock import StepClock
-from ddiag.capture.steps import StepWriter
+from ddiag.capture.step_file import StepWriter
 from ddiag.schema import steps
 from ddiag.schema.folder import ProcessFiles
 from ddiag.schema.phases import FORMAT_VERSION, Flag, Kind, Mark, Op, Pause, State
@@ -168,7 +168,7 @@ class Recorder(StepClock):
         self.ring.detach()
         self._bind_ring()
         self._held = None
-        self.close_steps()
+        self._summaries.detach()
         self.names.close()
         self.facts.close()
 

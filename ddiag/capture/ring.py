@@ -37,15 +37,18 @@ _WHERE = struct.Struct("=4q")
 _WHERE_OFFSET = layout.LIVE_STEP * 8
 
 
-def reserve(file: int, size: int) -> None:
-    """Take the space now: on a full disk a later write into the mapping would kill the job with SIGBUS."""
+def reserve(file: int, size: int, *, start: int = 0) -> None:
+    """Take the space from *start* to *size* now, filled with zeros.
+
+    On a full disk a later write into the mapping would kill the job with SIGBUS; this raises OSError instead.
+    """
     try:
-        os.posix_fallocate(file, 0, size)
+        os.posix_fallocate(file, start, size - start)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
         # Not every file system can (ZFS); writing zeros takes the space as well.
-        for at in range(0, size, _BLOCK):
+        for at in range(start, size, _BLOCK):
             os.pwrite(file, bytes(min(_BLOCK, size - at)), at)
 
 

@@ -12,7 +12,8 @@ from ddiag.capture.door import guarded
 from ddiag.capture.pace import MEMORY_SHARE, Pace
 from ddiag.capture.phase_clock import PhaseClock
 from ddiag.capture.ring import RingWriter
-from ddiag.capture.steps import StepTotals, StepWriter
+from ddiag.capture.step_file import StepWriter
+from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Kind, Mark, Phase, State
 from ddiag.schema.ring import LIVE_OVERHEAD, NO_DTYPE, NO_NAME
 from ddiag.schema.steps import StepFlag

@@ -1,12 +1,9 @@
-"""What one step adds up to, and the file its summary is appended to."""
+"""What one step adds up to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
-from ddiag.capture.append_file import AppendFile
 from ddiag.schema import steps as layout
 from ddiag.schema.phases import Phase
 from ddiag.schema.steps import PHASES, UNKNOWN
@@ -91,17 +88,3 @@ class StepTotals:
             self.loader_workers, overhead_ns, ring_head,
         )
         # fmt: on
-
-
-class StepWriter:
-    """Appends summaries, each with one system call."""
-
-    def __init__(self, path: Path, header: bytes, dropped: Callable[[], None]) -> None:
-        self._file = AppendFile(path, dropped)
-        self._file.write(header)
-
-    def append(self, packed: bytes) -> None:
-        self._file.write(packed)
-
-    def close(self) -> None:
-        self._file.close()

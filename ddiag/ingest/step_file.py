@@ -61,7 +61,13 @@ def read_steps(data: bytes, *, source: str = "steps") -> StepFile:
         raise InputError(f"{source}: format {version}, this ddiag reads up to {FORMAT_VERSION}: use a newer ddiag")
     if record_bytes != layout.RECORD_BYTES:
         raise InputError(f"{source}: records of {record_bytes} bytes, {layout.RECORD_BYTES} expected")
-    count, rest = divmod(len(data) - layout.HEADER_BYTES, layout.RECORD_BYTES)
+    count = layout.written(data)
+    rest = _cut_bytes(data[layout.HEADER_BYTES + count * layout.RECORD_BYTES :])
     records = np.frombuffer(data, dtype=RECORD, count=count, offset=layout.HEADER_BYTES)
     good = (records["end_ns"] > records["start_ns"]) & (records["step"] >= 0)
     return StepFile(pid, rank, attempt, wall_ns, mono_ns, records[good], rest, int(count - np.count_nonzero(good)))
+
+
+def _cut_bytes(tail: bytes) -> int:
+    """Of what follows the last whole record: up to its last byte that is not reserved space."""
+    return len(tail.rstrip(b"\0"))

@@ -1,7 +1,8 @@
 """Per-step summaries (``.steps``): a 64-byte header, then one fixed-size record per finished step, appended whole.
 
-They cover the whole run, while the ring keeps only its newest records. The last record of a killed process may be cut
-short and is then left out. All integers are little-endian.
+They cover the whole run, while the ring keeps only its newest records. While a process lives, and when it was killed,
+zeros follow that it had reserved for more; a last record that was cut short, or has no end yet, is left out as well.
+All integers are little-endian.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PHASES = 16
 RECORD = struct.Struct(f"<qqqqII{PHASES}qqqqqqqqqqqqqddiiqQ")
 """The fields of :class:`StepRecord` in order, ``phase_ns`` spread out."""
 RECORD_BYTES = RECORD.size
+END_OFFSET = 24
+"""Of ``end_ns`` in a record. It is written last: a record without it is none, and neither is what follows."""
 
 UNKNOWN = -1
 """Of a byte count, a queue length or a number of workers that could not be read."""
@@ -125,8 +128,18 @@ def unpack(data: bytes, *, source: str = "steps") -> list[StepRecord]:
         raise InputError(f"{source}: format {version}, this ddiag reads up to {FORMAT_VERSION}: use a newer ddiag")
     if record_bytes != RECORD_BYTES:
         raise InputError(f"{source}: records of {record_bytes} bytes, {RECORD_BYTES} expected")
-    whole = (len(data) - HEADER_BYTES) // RECORD_BYTES * RECORD_BYTES
-    return list(_records(memoryview(data)[HEADER_BYTES : HEADER_BYTES + whole]))
+    return list(_records(memoryview(data)[HEADER_BYTES : HEADER_BYTES + written(data) * RECORD_BYTES]))
+
+
+def written(data: bytes) -> int:
+    """How many records of a ``.steps`` file are there; what is reserved for more does not count."""
+    count = (len(data) - HEADER_BYTES) // RECORD_BYTES
+    while count > 0:
+        at = HEADER_BYTES + (count - 1) * RECORD_BYTES + END_OFFSET
+        if any(data[at : at + 8]):
+            break
+        count -= 1
+    return count
 
 
 def _records(data: memoryview) -> Iterable[StepRecord]:

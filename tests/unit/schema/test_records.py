@@ -76,7 +76,7 @@ def test_what_is_no_ring_says_so(data: bytes, why: str) -> None:
 
 def test_steps_read_back_and_a_torn_last_one_is_left_out() -> None:
     first = steps.empty(0)._replace(end_ns=5, phase_ns=(1, 2, 3), grad_norm=0.25, loader_queue=3)
-    second = steps.empty(1)._replace(loss_scale=65536.0, overhead_ns=77)
+    second = steps.empty(1)._replace(end_ns=9, loss_scale=65536.0, overhead_ns=77)
     data = steps.pack_header(pid=1, rank=0, attempt=0, wall_ns=1, mono_ns=1) + steps.pack(first) + steps.pack(second)
     found = steps.unpack(data)
     assert found[0]._replace(loss_scale=0.0) == first._replace(loss_scale=0.0, phase_ns=(1, 2, 3) + (0,) * 13)
