@@ -1,6 +1,6 @@
 """What the sampler saw of a node, as the facts that tools (taskset, nvidia-smi, ibstat, ethtool) would print.
 
-Counters are told as what they rose by while the job ran, and only when they did.
+Counters are told as what they rose by while the job ran.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _memory(node: NodeSamples) -> Iterator[NodeFact]:
             if len(rows) > place:
                 yield NodeFact(key, "Yes" if rows[place] else "No", float(bool(rows[place])), device=f"gpu{index}")
     for name, risen in _rises(node.rows, re.compile(r"device(\d+)\.ecc_uncorrected")).items():
-        yield NodeFact("gpu.ecc.uncorrectable_new", _words(risen), risen, device=f"gpu{name}")
+        if risen:
+            yield NodeFact("gpu.ecc.uncorrectable_new", _words(risen), risen, device=f"gpu{name}")
 
 
 def _links(node: NodeSamples) -> Iterator[NodeFact]:
@@ -95,7 +96,7 @@ def _ports(node: NodeSamples) -> Iterator[NodeFact]:
 
 
 def _rises(rows: Iterable[tuple[int | None, str, int, float]], wanted: re.Pattern[str]) -> dict[str, float]:
-    """By how much the values whose names match rose (above 0), by what the first group matches."""
+    """By how much the values whose names match rose, by what the first group matches."""
     last: dict[str, float] = {}
     found: dict[str, float] = {}
     for _, name, _, value in rows:
@@ -103,7 +104,7 @@ def _rises(rows: Iterable[tuple[int | None, str, int, float]], wanted: re.Patter
         if match is not None:
             found[match[1]] = found.get(match[1], 0.0) + max(value - last.get(name, value), 0.0)
             last[name] = value
-    return {name: risen for name, risen in found.items() if risen > 0}
+    return found
 
 
 def _words(risen: float) -> str:

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from ddiag.ingest.node_samples import read_samples
+from ddiag.ingest.sampled_devices import told
+from ddiag.model.incident import NodeFact
 from ddiag.model.run import Run
+from ddiag.model.signals_incident import NodeFacts
 from ddiag.rulekit import Severity
+from ddiag.schema.samples import encode
 from tests.recordings import WALL_NS
+from tests.rules.checking import findings, the_finding
 from tests.unit.analysis.sampling import H100, Node, found, recorded
 
 NEAR = ({**H100, "cpus_near": "0-7"}, {**H100, "cpus_near": "8-15"})
@@ -72,7 +78,7 @@ def test_ranks_bound_to_the_same_few_of_many_cpus(tmp_path: Path) -> None:
         ("0-3", 16, {"device_bytes": 1, "reserved_bytes": 1}),
     ],
 )
-def test_what_is_no_binding_or_enough(tmp_path: Path, cpus: str, there: int, plan: dict[str, int]) -> None:
+def test_what_is_no_binding_or_enough(tmp_path: Path, cpus: str, there: int, plan: dict[str, Any]) -> None:
     run = recorded(tmp_path / "run", Node(cpus=there, told=bound(cpus, cpus)), **plan)
     assert "DD220" not in found(run)
 
@@ -146,7 +152,7 @@ def test_ports_and_what_they_lose_are_facts(tmp_path: Path) -> None:
     assert facts(run, "nic.rate_gbps") == [("mlx5_0", 400.0)]
     assert run.table("node_facts").filter(key="nic.state")["text"].to_list() == ["Active"]
     assert facts(run, "nic.counter.out_of_sequence") == [("mlx5_0", 36.0)]
-    assert facts(run, "nic.counter.np_cnp_sent") == []
+    assert facts(run, "nic.counter.np_cnp_sent") == [("mlx5_0", 0.0)]
 
 
 def test_the_topology_tells_which_devices_nvlink_joins(tmp_path: Path) -> None:
@@ -161,3 +167,27 @@ def test_a_fault_is_placed_by_who_was_seen_on_the_device(tmp_path: Path) -> None
     fault = {"t": WALL_NS + 5, "kind": "xid", "device": 0, "xid": 79}
     run = recorded(tmp_path / "run", Node(users=(101, 100), at_end=(fault,)))
     assert found(run)["DD907"].culprits.ranks == (1,)
+
+
+def port_facts(host: str, *, out_of_sequence: int) -> list[NodeFact]:
+    """Of a node whose port counts so many packets out of order while the job runs."""
+    node = Node()
+    lines = node.lines()
+    lines[0]["host"] = host
+    samples = [line for line in lines if line["kind"] == "sample"]
+    for number, sample in enumerate(samples):
+        counted = 10**6 + out_of_sequence * number // (len(samples) - 1)
+        sample["ib"] = {"mlx5_0/1": [number, number, 0, 0, 0, counted, 0, 0, 0, 0]}
+    seen = told(read_samples(b"".join(map(encode, lines)), source=host))
+    return [one for one in seen if isinstance(one, NodeFact)]
+
+
+def test_the_port_of_one_node_that_loses_packets() -> None:
+    """It is what came while the job ran that counts: before it, all ports had counted a million."""
+    usual = [*port_facts("a", out_of_sequence=3), *port_facts("b", out_of_sequence=0)]
+    bad = NodeFacts((*usual, *port_facts("c", out_of_sequence=9000)))
+    seen = the_finding("DD423", node_facts=bad)
+    assert seen.culprits.hosts == ("c",)
+    assert "loses packets: out_of_sequence 9,000" in seen.title
+    fine = NodeFacts((*usual, *port_facts("c", out_of_sequence=40)))
+    assert findings("DD423", node_facts=fine) == []

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from ddiag.errors import InputError
+from ddiag.ingest.node_samples import read_samples as from_file
+from ddiag.ingest.sampled_devices import told
+from ddiag.model.incident import Event, NodeFact
 from ddiag.schema.samples import DEVICE_FIELDS, read_samples
 from tests.integration.running import PYTHON, eventually, only_run, recorded, start
 from tests.unit.supervise.conftest import StubbedDevices
@@ -181,13 +184,13 @@ def test_no_device_is_said_not_raised(stubbed: StubbedDevices) -> None:
 
 def test_a_run_samples_devices_while_they_change(stubbed: StubbedDevices, tmp_path: Path) -> None:
     """The whole chain: ddiag run, its sampler, values that change, an XID, the file."""
-    stubbed.write(**{**HEALTHY, "_0__temp": 50})
+    stubbed.write(**{**HEALTHY, **LINKS, "_0__temp": 50})
     command = [*recorded(tmp_path / "runs", "--sample-interval", "0.1", "--no-report"), PYTHON, "-c", "input()"]
     with start(command, stdin=-1, env=stubbed.environment) as process:
         assert process.stdin is not None
         samples = eventually(lambda: next(iter((tmp_path / "runs").glob("*/nodes/*.samples")), None))
         eventually(lambda: 50 in _temperatures(samples))
-        stubbed.write(**{**HEALTHY, "_0__temp": 93, "xid": "0 48"})
+        stubbed.write(**{**HEALTHY, **LINKS, "_0__temp": 93, "xid": "0 48"})
         eventually(lambda: 93 in _temperatures(samples))
         process.communicate(b"\n")
     header, lines = read_samples(next((only_run(tmp_path / "runs") / "nodes").glob("*.samples")))
@@ -196,6 +199,19 @@ def test_a_run_samples_devices_while_they_change(stubbed: StubbedDevices, tmp_pa
     assert kinds[0] == "devices"
     assert kinds[-1] == "end"
     assert "xid" in kinds
+    _told_to_the_rules(next((only_run(tmp_path / "runs") / "nodes").glob("*.samples")))
+
+
+def _told_to_the_rules(samples: Path) -> None:
+    """What the stub said comes out at the other end as facts and events."""
+    seen = list(told(from_file(samples.read_bytes(), source="samples")))
+    facts = {(one.device, one.key): one.text for one in seen if isinstance(one, NodeFact)}
+    assert facts["gpu0", "gpu.ecc.remap_pending"] == "Yes"
+    assert facts["gpu0", "gpu.ecc.remap_failed"] == "No"
+    assert facts["gpu0", "gpu.cpu_affinity"] == "0-3,8-11"
+    assert facts["gpu0", "gpu.nvlink.1.gbs"] == "25.0 GB/s"
+    assert facts["gpu0", "gpu.nvlink.2.gbs"] == "<inactive>"
+    assert [one.get("code") for one in seen if isinstance(one, Event)] == [48]
 
 
 def _temperatures(samples: Path) -> list[int]:
