@@ -12,7 +12,7 @@ from weakref import ref
 from ddiag.capture import recorder
 from ddiag.capture.door import around, guarded
 from ddiag.capture.hooks import c10d_native, ddp_log, labels
-from ddiag.capture.hooks.groups import group_id
+from ddiag.capture.hooks.groups import group_id, name_of
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.phases import Mark
@@ -33,11 +33,13 @@ class Watched:
     index: int
     active: Recorder
     module: ref[Any]
+    group: ref[Any] | None = None
     place: int = 0
     """Among the reducers of its group."""
     looks: int = 0
     rebuilt: bool = False
     sizes: list[int] = field(default_factory=list)
+    hook: str = ""
     buckets: labels.Buckets | None = None
     passes: int = 0
     """Forward passes with gradients, of a module that searches for unused parameters."""
@@ -93,6 +95,11 @@ def _forget(identity: int, gone: ref[Any]) -> None:
     watched = _watched.get(identity)
     if watched is not None and watched.module is gone:
         del _watched[identity]
+        group = None if watched.group is None else watched.group()
+        reducers = None if group is None else labels.reducers.get(group_id(name_of(group)))
+        if reducers:  # the module's successor may have buckets of the same sizes
+            reducers[watched.place] = labels.Buckets([], [])
+            c10d_native.set_buckets(group, watched.place, [], [])
 
 
 def _configuration(module: Any, index: int) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def _configuration(module: Any, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "module": type(module.module).__name__,
-        "group": module.process_group.group_name,
+        "group": name_of(module.process_group),
         "bucket_cap_mb": None if cap is None else cap / (1 << 20),
         "find_unused_parameters": bool(getattr(module, "find_unused_parameters", False)),
         "static_graph": bool(getattr(module, "static_graph", False)),
@@ -119,10 +126,10 @@ def _look(module: Any, watched: Watched) -> None:
     logged = module._get_ddp_logging_data()
     rebuilt = bool(logged.get("has_rebuilt_buckets"))
     sizes = _numbers(logged.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
-    if not sizes or (sizes == watched.sizes and rebuilt == watched.rebuilt):
+    hook = str(logged.get("comm_hook", ""))  # registered after the module was built
+    if not sizes or (sizes, rebuilt, hook) == (watched.sizes, watched.rebuilt, watched.hook):
         return
-    watched.sizes, watched.rebuilt = sizes, rebuilt
-    hook = _hook_name(module)
+    watched.sizes, watched.rebuilt, watched.hook = sizes, rebuilt, hook
     indices = logged.get("rebuilt_per_bucket_param_indices", "")
     watched.active.facts.write(
         "ddp_buckets",
@@ -135,7 +142,7 @@ def _look(module: Any, watched: Watched) -> None:
     )
     if rebuilt:
         watched.active.mark(Mark.BUCKETS_REBUILT, float(len(sizes)))
-    if any(one in hook for one in _HALVING):
+    if any(one in hook.lower() for one in _HALVING):
         sizes = [one // 2 for one in sizes]
     _label(module, watched, sizes)
 
@@ -158,24 +165,19 @@ def _label(module: Any, watched: Watched, sizes: list[int]) -> None:
         # Before the gradients count, the reducer adds up which parameters were used: an int32 each.
         sizes = [*sizes, 4 * sum(one.requires_grad for one in module.module.parameters())]
         names.append(watched.active.names.id(f"ddp{watched.index}/unused"))
-    reducers = labels.reducers.setdefault(group_id(module.process_group.group_name), [])
+    reducers = labels.reducers.setdefault(group_id(name_of(module.process_group)), [])
     made = labels.Buckets(sizes, names)
     if watched.buckets in reducers:
         reducers[watched.place] = made
     else:
         watched.place = len(reducers)
         reducers.append(made)
-    watched.buckets = made
+    watched.buckets, watched.group = made, ref(module.process_group)
     c10d_native.set_buckets(module.process_group, watched.place, sizes, names)
 
 
 def _numbers(text: str) -> list[int]:
     return [int(one) for one in text.split(",") if one.strip()]
-
-
-def _hook_name(module: Any) -> str:
-    hooks = getattr(module, "_comm_hooks", None) or []
-    return " ".join(getattr(hook, "__qualname__", repr(hook)) for hook, _state in hooks)
 
 
 def _forward(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Recorder, Any] | None:

@@ -59,6 +59,11 @@ def group_id(name: str) -> int:
     return _ids.get(name, NO_NAME)
 
 
+def name_of(group: Any) -> str:
+    """What torch registered *group* as; one of a Python class does not know it itself."""
+    return "" if _c10d is None else str(_c10d._world.pg_names.get(group, ""))
+
+
 def tell(active: Recorder) -> None:
     """Write the facts of groups whose ranks are known by now."""
     for name, group in list(_untold.items()):
