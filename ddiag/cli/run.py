@@ -38,9 +38,16 @@ MIN_INTERVAL_S = 0.1
 @click.option(
     "--profile-slow",
     is_flag=True,
-    help="Record three steps with torch.profiler when steps have become slow and stay so, at most three times.",
+    help="Record some steps with torch.profiler, at most three times, when steps have become slow and stay so, or when "
+    "one step in N takes twice as long as the others.",
 )
 @click.option("--nvtx", is_flag=True, help="Mark the phases of every step as NVTX ranges, for Nsight Systems.")
+@click.option(
+    "--device-timing",
+    is_flag=True,
+    help="Time NCCL collectives on the device, without waiting for it: how long they take, who waits for whom and what "
+    "is exposed. May raise the peak of device memory.",
+)
 @click.option(
     "--sample-interval",
     metavar="SECONDS",
@@ -77,6 +84,7 @@ def run(
     profile_steps: tuple[int, int] | None,
     profile_slow: bool,
     nvtx: bool,
+    device_timing: bool,
     sample_interval: float,
     hang_after: float | None,
     on_hang: str,
@@ -108,6 +116,7 @@ def run(
         profile_slow=profile_slow,
         report=not no_report,
         nvtx=nvtx,
+        device_timing=device_timing,
         sample_interval_s=sample_interval,
         hang_after_s=hang_after,
         on_hang=on_hang,

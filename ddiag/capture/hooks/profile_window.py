@@ -32,6 +32,7 @@ def watch(active: Recorder, run: Path) -> None:
     """Look for requests whenever a step of *active* ends; one for its very first step is there already."""
     window = ProfileWindow(active, run)
     active.at_step_end("profile window", window.step_ended)
+    active.at_close("profile window", window.closed)
     window.look()
     window.begin_if_due(active.step)
 
@@ -121,8 +122,20 @@ class ProfileWindow:
         else:
             self._end(request)
 
-    def _end(self, request: ProfileRequest | None) -> None:
-        """Stop, and write the trace (on all ranks at the same time, so that none waits for another)."""
+    def closed(self) -> None:
+        """The recording ends, with the job as a rule: torch crashes when a profiler runs while the interpreter goes."""
+        if self._profiler is None:
+            return
+        self._step_range.__exit__(None, None, None)
+        if self._request is not None and self._active.step <= self._request.first:
+            self._leave_out("the recording ended in its first step")
+        self._end(self._request, at_once=True)
+
+    def _end(self, request: ProfileRequest | None, *, at_once: bool = False) -> None:
+        """Stop, and write the trace (on all ranks at the same time, so that none waits for another).
+
+        *at_once*: pack it here, since no thread can be started any more.
+        """
         began = now_ns()
         running = self._let_go()
         running.stop()
@@ -136,7 +149,10 @@ class ProfileWindow:
         running.export_chrome_trace(str(raw))
         self._wrote_now = True
         self._active.facts.write("profile_written", path=target.name, blocked_ns=now_ns() - began)
-        threading.Thread(target=guarded("profile window", _pack), args=(raw, target), name="ddiag-pack").start()
+        if at_once:
+            _pack(raw, target)
+        else:
+            threading.Thread(target=guarded("profile window", _pack), args=(raw, target), name="ddiag-pack").start()
 
     def _let_go(self) -> Any:
         """Nothing is asked, nothing runs; returns what did."""

@@ -43,8 +43,9 @@ class Batches(Dataset[torch.Tensor]):
 class Extra(nn.Module):
     """Work of a rank's own, in forward."""
 
-    def __init__(self, products: int) -> None:
+    def __init__(self, products: int, *, spare: bool) -> None:
         super().__init__()
+        self._spare = nn.Linear(8, 8) if spare else None
         self._products, self._matrix = products, torch.randn(512, 512)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
@@ -61,7 +62,7 @@ class Job:
         self.rank = dist.get_rank()
         width = options.width
         layers = [layer for _ in range(options.layers) for layer in (nn.Linear(width, width), nn.Tanh())]
-        extra = Extra(options.products if self.rank == CULPRIT else 0)
+        extra = Extra(options.products if self.rank == CULPRIT else 0, spare=options.spare)
         self.model = DistributedDataParallel(
             nn.Sequential(extra, *layers),
             bucket_cap_mb=options.bucket_mb,
@@ -153,6 +154,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--products", type=int, default=0, help="matrix products that one rank computes besides")
     parser.add_argument("--log-every", type=int, default=0, help="that rank writes histograms of all parameters")
     parser.add_argument("--find-unused", action="store_true", help="DDP searches for unused parameters")
+    parser.add_argument("--spare", action="store_true", help="the model has a layer that it does not use")
     parser.add_argument("--scale", action="store_true", help="with a gradient scaler")
     parser.add_argument("--overflow-every", type=int, default=0)
     parser.add_argument("--clip", choices=["scaled", "unscaled"])

@@ -69,6 +69,29 @@ def test_steps_asked_for_become_a_trace_with_their_numbers(active: Recorder, run
     assert DOOR.errors == 0
 
 
+def test_a_window_in_which_the_recording_ends_is_closed_and_written(active: Recorder, run: Path) -> None:
+    request = ProfileRequest(3, 9)
+    write_request(run, request)
+    requested.activated(active)
+    _train(active, 6)
+    active.close()
+    assert not torch.autograd._profiler_enabled()
+    trace = _packed(trace_file(run, rank=0, request=request))
+    marks = {event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep")}
+    assert {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"} <= marks
+    assert DOOR.errors == 0
+
+
+def test_a_window_without_a_whole_step_is_left_out(active: Recorder, run: Path) -> None:
+    write_request(run, ProfileRequest(3, 9))
+    requested.activated(active)
+    _train(active, 3)
+    active.close()
+    assert not torch.autograd._profiler_enabled()
+    assert _facts(active, "profile_left_out")[0]["why"] == "the recording ended in its first step"
+    assert not (run / "profile" / "steps-3-9").exists()
+
+
 def test_a_window_from_the_very_first_step(active: Recorder, run: Path) -> None:
     request = ProfileRequest(0, 0)
     write_request(run, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,85 @@ def rank(tmp_path: Path) -> Rank:
 
 def test_steady_steps_ask_for_nothing(rank: Rank, tmp_path: Path) -> None:
     slow = SlowSteps(tmp_path)
-    for _ in range(20):
-        rank.steps(10, ms=100)
-        rank.steps(1, ms=900)  # one slow step now and then is no change
+    for jitter in range(20):
+        rank.steps(10, ms=100 + jitter)
+        rank.steps(1, ms=195)
         assert slow.look() is None
     assert not request_file(tmp_path).exists()
+
+
+def test_a_single_outlier_says_nothing_about_the_next(rank: Rank, tmp_path: Path) -> None:
+    slow = SlowSteps(tmp_path)
+    for normal in (60, 13, 90):
+        rank.steps(normal, ms=100)
+        rank.steps(1, ms=900)
+        assert slow.look() is None
+
+
+def outliers(rank: Rank, distances: Sequence[int], ms: float = 300.0) -> None:
+    """After steps of 100 ms, outliers at these distances."""
+    for distance in distances:
+        rank.steps(distance - 1, ms=100)
+        rank.steps(1, ms=ms)
+
+
+def test_the_next_of_periodic_outliers_is_profiled_with_its_neighbours(rank: Rank, tmp_path: Path) -> None:
+    slow = SlowSteps(tmp_path)
+    rank.steps(50, ms=100)
+    outliers(rank, [10, 10])
+    assert slow.look() is None, "two may be chance"
+    outliers(rank, [10])
+    request = slow.look()
+    assert request is not None
+    assert (request.first + 1 - 59) % 10 == 0, "the outlier is in the middle"
+    assert request.first >= 79 + 2000 / 130, "the mean step tells how many begin meanwhile"
+    assert request.last == request.first + 2
+    assert request.reason == "one step in 10 takes up to 300 ms instead of 100 ms"
+    assert read_request(request_file(tmp_path)) == request
+
+
+def test_outliers_at_any_distance_get_a_window_that_holds_one(rank: Rank, tmp_path: Path) -> None:
+    slow = SlowSteps(tmp_path)
+    rank.steps(50, ms=100)
+    outliers(rank, [8, 13, 9, 12])
+    request = slow.look()
+    assert request is not None
+    assert request.last - request.first + 1 == 17, "one and a half times their mean distance"
+    assert request.reason.startswith("now and then a step takes up to 300 ms")
+
+
+def test_rare_outliers_at_any_distance_would_need_too_long_a_window(rank: Rank, tmp_path: Path) -> None:
+    rank.steps(50, ms=100)
+    outliers(rank, [40, 31, 52, 45, 38, 61])
+    assert SlowSteps(tmp_path).look() is None
+
+
+def test_what_takes_several_steps_is_one_outlier(rank: Rank, tmp_path: Path) -> None:
+    slow = SlowSteps(tmp_path)
+    rank.steps(50, ms=100)
+    for _ in range(3):
+        rank.steps(8, ms=100)
+        rank.steps(2, ms=300)
+    request = slow.look()
+    assert request is not None
+    assert "one step in 10" in request.reason
+
+
+def test_tiny_steps_that_jitter_ask_for_nothing(rank: Rank, tmp_path: Path) -> None:
+    slow = SlowSteps(tmp_path)
+    for _ in range(20):
+        rank.steps(9, ms=2)
+        rank.steps(1, ms=6)
+    assert slow.look() is None
+
+
+def test_periodic_outliers_are_asked_for_as_often_as_slow_steps(rank: Rank, tmp_path: Path) -> None:
+    slow = SlowSteps(tmp_path)
+    asked = 0
+    for _ in range(200):
+        outliers(rank, [10])
+        asked += slow.look() is not None
+    assert asked == MAX_WINDOWS
 
 
 def test_steps_that_stay_slow_are_profiled_after_every_rank_has_read_the_request(rank: Rank, tmp_path: Path) -> None:
@@ -59,14 +134,18 @@ def test_steps_that_stay_slow_are_profiled_after_every_rank_has_read_the_request
     assert "instead of 100 ms" in request.reason
 
 
-def test_it_is_the_same_whether_steps_are_seen_one_by_one_or_together(rank: Rank, tmp_path: Path) -> None:
+def test_steps_seen_late_are_judged_alike_but_the_window_lies_ahead_of_the_newest(rank: Rank, tmp_path: Path) -> None:
     one_by_one = SlowSteps(tmp_path)
     found = []
     for number in range(70):
         rank.steps(1, ms=100 if number < 60 else 200)
         found.append(one_by_one.look())
+    (early,) = [request for request in found if request is not None]
     together = SlowSteps(tmp_path).look()
-    assert [request for request in found if request is not None] == [together]
+    assert together is not None
+    assert together.reason == early.reason
+    assert together.first == 69 + 2 + 2000 / 200
+    assert early.first < together.first
 
 
 @pytest.mark.parametrize("flag", [StepFlag.CHECKPOINT, StepFlag.EVALUATION, StepFlag.PROFILED, StepFlag.COMPILED])
