@@ -25,12 +25,15 @@ _OF_PORTS = {
     "errors": "port_errors",
 }  # fmt: skip
 """Counters of a port, by the name of the sample: as the kernel calls them."""
+_PORT_COUNTER = re.compile(r"ib\.([^/]+)/\d+\.(\w+)")
+_MEMORY_ERRORS = re.compile(r"device(\d+)\.ecc_uncorrected")
+_NEW_ERRORS = "gpu.ecc.uncorrectable_new"
 _RATE = re.compile(r"([\d.]+) Gb/sec")
 
 
 def node_facts(node: NodeSamples, devices: Sequence[Mapping[str, Any]], buses: Sequence[str | None]) -> list[NodeFact]:
     """*devices* as they were described once, and their bus ids."""
-    told = (*_places(node, devices, buses), *_memory(node), *_links(node), *_ports(node))
+    told = (*_places(node, devices, buses), *_memory(node), *_links(node), *_ports(node), *_counters(node))
     return [replace(fact, host=node.host, source=fact.source or SOURCE) for fact in told]
 
 
@@ -55,14 +58,11 @@ def _places(node: NodeSamples, devices: Sequence[Mapping[str, Any]], buses: Sequ
 
 
 def _memory(node: NodeSamples) -> Iterator[NodeFact]:
-    """Memory errors of devices."""
+    """Rows of devices' memory that wait for a reset, or could not be replaced."""
     for index, rows in node.remapped.items():
         for place, key in ((2, "gpu.ecc.remap_pending"), (3, "gpu.ecc.remap_failed")):
             if len(rows) > place:
                 yield NodeFact(key, "Yes" if rows[place] else "No", float(bool(rows[place])), device=f"gpu{index}")
-    for name, risen in _rises(node.rows, re.compile(r"device(\d+)\.ecc_uncorrected")).items():
-        if risen:
-            yield NodeFact("gpu.ecc.uncorrectable_new", _words(risen), risen, device=f"gpu{name}")
 
 
 def _links(node: NodeSamples) -> Iterator[NodeFact]:
@@ -90,21 +90,36 @@ def _ports(node: NodeSamples) -> Iterator[NodeFact]:
             yield NodeFact("nic.rate_gbps", rate[1], float(rate[1]), device=device)
         if told.get("link_layer"):
             yield NodeFact("nic.link_layer", str(told["link_layer"]), device=device)
-    for name, kernel in _OF_PORTS.items():
-        for port, risen in _rises(node.rows, re.compile(rf"ib\.([^/]+)/\d+\.{name}")).items():
-            yield NodeFact(f"nic.counter.{kernel}", _words(risen), risen, device=port)
 
 
-def _rises(rows: Iterable[tuple[int | None, str, int, float]], wanted: re.Pattern[str]) -> dict[str, float]:
-    """By how much the values whose names match rose, by what the first group matches."""
+def _counters(node: NodeSamples) -> Iterator[NodeFact]:
+    """What ports lose, repeat or are slowed by, also where it is nothing; memory errors where there are new ones."""
+    for (device, key), risen in _rises(node.rows).items():
+        if risen or key != _NEW_ERRORS:
+            yield NodeFact(key, _words(risen), risen, device=device)
+
+
+def _rises(rows: Iterable[tuple[int | None, str, int, float]]) -> dict[tuple[str, str], float]:
+    """By how much counters rose: by device and key of the fact they become."""
+    places: dict[str, tuple[str, str] | None] = {}
     last: dict[str, float] = {}
-    found: dict[str, float] = {}
-    for _, name, _, value in rows:
-        match = wanted.fullmatch(name)
-        if match is not None:
-            found[match[1]] = found.get(match[1], 0.0) + max(value - last.get(name, value), 0.0)
+    found: dict[tuple[str, str], float] = {}
+    for _, name, _, value in rows:  # millions, of a few hundred names
+        if name not in places:
+            places[name] = _place(name)
+        place = places[name]
+        if place is not None:
+            found[place] = found.get(place, 0.0) + max(value - last.get(name, value), 0.0)
             last[name] = value
     return found
+
+
+def _place(name: str) -> tuple[str, str] | None:
+    """(device, key) of a counter by the name of its samples; None for all others."""
+    if (match := _PORT_COUNTER.fullmatch(name)) is not None and match[2] in _OF_PORTS:
+        return match[1], f"nic.counter.{_OF_PORTS[match[2]]}"
+    match = _MEMORY_ERRORS.fullmatch(name)
+    return None if match is None else (f"gpu{match[1]}", _NEW_ERRORS)
 
 
 def _words(risen: float) -> str:
