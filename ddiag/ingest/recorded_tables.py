@@ -24,7 +24,7 @@ WAIT = "wait"
 """Phase of the host's waits for communication."""
 _OPS = {int(op): op.name.lower() for op in Op}
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
-_PAUSES = {int(Pause.GC): "gc", int(Pause.ALLOC_RETRY): "alloc_retry", int(Pause.OOM): "oom"}
+_PAUSES = {int(Pause.GC): "gc"}
 _UNITS = {int(unit): unit.name.lower() for unit in Unit}
 _COPIES = {int(Copy.H2D): "h2d", int(Copy.D2H): "d2h"}
 _HOST_COPIES = {

@@ -37,7 +37,7 @@ class Kind(IntEnum):
     PHASE = 2
     STEP = 3
     PAUSE = 4
-    """Garbage collection, allocator retry: ``op`` is a :class:`Pause`."""
+    """Garbage collection: ``op`` is a :class:`Pause`."""
     UNIT = 5
     """A sharded unit is gathered, waited for or resharded: ``op`` is a :class:`Unit`."""
     COPY = 6
@@ -67,9 +67,9 @@ class Op(IntEnum):
 
 
 class Pause(IntEnum):
+    """What stops the training thread; retries of a device's allocator are counted per step."""
+
     GC = 1
-    ALLOC_RETRY = 2
-    OOM = 3
 
 
 class Unit(IntEnum):
@@ -91,7 +91,6 @@ class Copy(IntEnum):
 class Mark(IntEnum):
     OPTIMIZER_SKIPPED = 1
     LOSS_SCALE = 2
-    GRAD_NORM = 3
     BUCKETS_REBUILT = 4
     UNSCALE = 5
     CLIP_BEFORE_UNSCALE = 6

@@ -1,4 +1,5 @@
-"""A recorded training computes the same to the bit: losses, parameters, and the state of random generators."""
+"""A recorded training computes the same to the bit: losses, gradients, parameters, and the state of random generators
+(torch's, Python's, numpy's; those of loader workers through the batches they draw)."""
 
 from __future__ import annotations
 
@@ -66,7 +67,11 @@ def test_a_seed_makes_a_difference_that_would_show(tmp_path: Path) -> None:
     assert first["parameters"] == second["parameters"], "DDP keeps replicas alike"
     assert first["losses"] != second["losses"]
     assert first["random states"] != second["random states"]
-    assert len(set(first["random states"])) == len(first["random states"])
+    assert first["gradients"] == second["gradients"], "DDP averages them"
+    updates = len(first["losses"]) // 2
+    assert len(set(first["gradients"])) == updates > 6, "more than a tier looks at in a row"
+    for generator in ("random states", "python's", "numpy's"):
+        assert len(set(first[generator])) == 2 * updates
 
 
 @pytest.mark.long
@@ -79,7 +84,7 @@ def test_hooks_of_torch_2_14_change_no_bit(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("tier", ["dispatch"])
+@pytest.mark.parametrize("tier", TIERS)
 def test_zero_2_changes_no_bit(tmp_path: Path, tier: str) -> None:
     python = python_with("deepspeed")
     assert bits(tmp_path / "recorded", "zero2", tier=tier, python=python) == bare(tmp_path / "bare", "zero2", python)

@@ -24,7 +24,7 @@ from ddiag.model.run import Run
 
 COMPUTING = ("forward", "backward", "optimizer", "clip", "zero_grad", "h2d")
 WAITING = ("wait", "wait_unshard")
-_NOT_COMPUTING = ("input", "checkpoint", "evaluation", "logging", "compile", "gc", "alloc_retry", "swap_in", "swap_out")
+_NOT_COMPUTING = ("input", "checkpoint", "evaluation", "logging", "compile", "gc", "swap_in", "swap_out")
 
 
 def recorded_activity(run: Run) -> dict[int, RankActivity]:
