@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,11 @@ class RankRecording:
         return [self.call(record) for record in self.collectives]
 
     @property
+    def peers(self) -> list[int]:
+        """Global ranks of roots and other sides, a number for each call; -1: none."""
+        return [self.groups[one.group][one.peer] if one.peer >= 0 else -1 for one in self.collectives]
+
+    @property
     def true_calls(self) -> list[Call]:
         return [Call(**{**one, "group": tuple(one["group"])}) for one in self.truth["calls"]]
 
@@ -127,14 +132,13 @@ def record(
     tier: str = "",
     python: str = sys.executable,
     environment: dict[str, str] | None = None,
-    launcher: Sequence[str] | None = None,
     timeout_s: int = 160,
 ) -> Recording:
     """Run ``jobs/<job>.py`` on *ranks* processes; its first argument is the folder for its own account."""
     run, own = folder / "run", folder / "truth"
     run.mkdir(parents=True)
     own.mkdir()
-    start = launcher or ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    start = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     given = {"PYTHONPATH": str(BOOTSTRAP), "DDIAG_RUN": str(run), "OMP_NUM_THREADS": "1", "DDIAG_TIER": tier}
     done = subprocess.run(
         [python, *start, str(JOBS / f"{job}.py"), str(own), *arguments],
@@ -147,6 +151,7 @@ def record(
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-6000:]
     found = [_rank(files, own) for files in find_processes(run)]
+    assert {one.files.rank for one in found} == set(range(ranks)), "every rank was seen"
     return Recording(run, tuple(sorted(found, key=lambda one: one.files.rank)), output)
 
 

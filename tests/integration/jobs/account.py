@@ -22,12 +22,23 @@ class Account:
         self.step = 0
         self.ends: list[int] = []
         self.calls: list[dict[str, Any]] = []
+        self.peers: list[int] = []
+        """Of each call the global rank it was sent to, came from, or has as its root; -1: none."""
+        self.monitored: list[int] = []
+        """Which calls are monitored barriers."""
+        self.sequence: list[int] = []
+        """Of each call torch's own number in its group, where torch logged them."""
         self.more: dict[str, Any] = {}
 
-    def called(self, op: str, group: Any, bytes_in: int, bytes_out: int) -> None:
+    def called(
+        self, op: str, group: Any, bytes_in: int, bytes_out: int, *, peer: int = -1, monitored: bool = False
+    ) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         one = {"op": op, "group": ranks, "bytes_in": bytes_in, "bytes_out": bytes_out, "step": self.step}
+        if monitored:
+            self.monitored.append(len(self.calls))
         self.calls.append(one)
+        self.peers.append(peer)
 
     def step_ended(self) -> None:
         self.step += 1
@@ -35,7 +46,9 @@ class Account:
 
     def logged(self) -> None:
         """Take torch's own log for the account."""
-        self.calls = [self._call(one) for one in flight_recorder()]
+        entries = flight_recorder()
+        self.calls = [self._call(one) for one in entries]
+        self.sequence = [one["collective_seq_id"] for one in entries]
 
     def _call(self, entry: dict[str, Any]) -> dict[str, Any]:
         name = entry["process_group"][0]
@@ -52,7 +65,8 @@ class Account:
         }
 
     def write(self) -> None:
-        text = json.dumps({"calls": self.calls, **self.more})
+        own = {name: getattr(self, name) for name in ("calls", "peers", "monitored", "sequence")}
+        text = json.dumps({**own, **self.more})
         (OUT / f"rank{dist.get_rank()}.json").write_text(text)
 
 

@@ -11,7 +11,8 @@ from account import Account
 from torch.nn.parallel import DistributedDataParallel
 
 ACCUMULATE, NO_SYNC = int(sys.argv[2]), sys.argv[3] == "no_sync"
-STEPS, WIDTH = 4, 100
+STEPS = int(sys.argv[4]) if len(sys.argv) > 4 else 4
+WIDTH = 100
 
 
 def main() -> None:
