@@ -38,9 +38,9 @@ def device_health(shape: Shape, given: Given) -> DeviceHealth:
     """Every device at its best. Shorthand ``devices``: {rank: columns of its row}."""
     devices: dict[int, dict[str, Any]] = given.pop("devices", {})
     usual = {
-        "samples": 60, "thermal_share": 0.0, "brake_share": 0.0, "sm_mhz": 1950.0, "max_sm_mhz": 1980,
-        "pcie_width": 16.0, "pcie_gen": 5.0, "max_pcie_width": 16, "max_pcie_gen": 5, "name": "NVIDIA H100 80GB HBM3",
-        "throttled_share": 0.0, "replays_per_min": 0.0,
+        "samples": 60, "link_samples": 60, "thermal_share": 0.0, "brake_share": 0.0, "sm_mhz": 1950.0,
+        "max_sm_mhz": 1980, "pcie_width": 16.0, "pcie_gen": 5.0, "max_pcie_width": 16, "max_pcie_gen": 5,
+        "name": "NVIDIA H100 80GB HBM3", "throttled_share": 0.0, "replays_per_min": 0.0,
     }  # fmt: skip
     rows = [
         {"host": f"node{rank // 4}", "device": rank % 4, "ranks": [rank], **usual, **devices.get(rank, {})}

@@ -48,10 +48,10 @@ class DeviceHealth:
 
     table: pl.DataFrame
     """host, device, name, ranks (seen on it), samples (of the busy device), and of those: thermal_share (clock lowered
-    for heat), brake_share (by the power supply or another hardware signal), sm_mhz (median), max_sm_mhz, pcie_width and
-    pcie_gen (the best seen), max_pcie_width, max_pcie_gen; throttled_share (of the time: slowed for heat, as the driver
-    adds it up), replays_per_min (transfers over the link that had to be repeated); null where the driver does not
-    tell."""
+    for heat), brake_share (by the power supply or another hardware signal), sm_mhz (median), max_sm_mhz; link_samples
+    (device or link busy), and of those: pcie_width and pcie_gen (the best seen), max_pcie_width, max_pcie_gen;
+    throttled_share (of the time: slowed for heat, as the driver adds it up), replays_per_min (transfers over the link
+    that had to be repeated); null where the driver does not tell."""
     seconds: float
 
 

@@ -26,6 +26,7 @@ from statistics import median
 import polars as pl
 
 from ddiag.model.signals import JobFacts, Memory
+from ddiag.model.signals_sampled import AllocatorRetries
 from ddiag.rulekit import (
     Abstain,
     Confidence,
@@ -43,6 +44,7 @@ RULE = Rule(
     id="DD601",
     root_cause="RC-06",
     needs=(JobFacts, Memory),
+    optional=(AllocatorRetries,),
     capture="torch.profiler.profile(profile_memory=True), or log torch.cuda.max_memory_allocated() and "
     "max_memory_reserved() per rank",
     symptom="out of memory at a long sample, after evaluation or at the first optimizer step",
@@ -99,6 +101,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("peak allocated", worst["peak_allocated_bytes"], "bytes", None, "allocator events"),
             Evidence("capacity", worst["capacity_bytes"], "bytes", None, "device properties"),
             Evidence("above the median rank", round(excess, 4), "of capacity", limits.imbalance_share, "imbalance"),
+            *_failed(signals.get(AllocatorRetries)),
             Evidence("full ranks", len(ranks), f"of {shares['rank'].n_unique()}", None, name_ranks(ranks)),
         ),
         fix=_fixes(uneven=uneven),
@@ -108,6 +111,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         doubt="the recorded steps may hold an unusually long batch; a capture of few steps may also miss a longer one",
         victims=tuple(rank for rank in facts.ranks if rank not in ranks) if some else (),
     )
+
+
+def _failed(retries: AllocatorRetries | None) -> tuple[Evidence, ...]:
+    """Requests that the allocator could not serve, and that the job survived (it caught the exception)."""
+    ooms = retries.table["ooms"].drop_nulls().to_list() if retries is not None else []
+    most = max(ooms, default=0)
+    return (Evidence("requests that failed", most, "", None, "out of memory, and the job went on"),) if most else ()
 
 
 def _who(row: dict[str, object]) -> str:

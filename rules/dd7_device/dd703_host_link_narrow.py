@@ -47,7 +47,7 @@ _FIX = (
 @dataclass(frozen=True)
 class Limits:
     samples: int = 5
-    """Of the busy device; fewer may have met the link asleep."""
+    """Of the busy device or link; fewer may have met the link asleep."""
     replays_per_min: float = 120.0
     """A sound link repeats a transfer now and then; one that does so twice a second is bad."""
     exposed_share: float = 0.02
@@ -55,7 +55,7 @@ class Limits:
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
-    rows = [row for row in signals[DeviceHealth].table.iter_rows(named=True) if row["samples"] >= limits.samples]
+    rows = [row for row in signals[DeviceHealth].table.iter_rows(named=True) if row["link_samples"] >= limits.samples]
     below = [row for row in rows if _lanes(row) < 1.0 or _generation(row) < 1.0]
     if not below:
         yield from _repeats(rows, limits)
@@ -144,4 +144,4 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def _of(row: Mapping[str, Any]) -> str:
-    return f"{row['samples']} samples while busy, {row['host']}"
+    return f"{row['link_samples']} samples while busy, {row['host']}"

@@ -61,3 +61,11 @@ def test_without_reserved_figures_allocated_alone_decides_with_less_confidence()
     table = pl.DataFrame([{**row, "peak_reserved_bytes": None}], schema_overrides={"peak_reserved_bytes": pl.Int64})
     found = the_finding("DD601", job_facts={"ranks": (0,)}, memory={"per_rank": table})
     assert found.confidence is Confidence.MEDIUM
+
+
+def test_failed_requests_that_the_job_survived_stand_beside_it() -> None:
+    retries = {"retried": {3: {"ooms": 4}}}
+    found = the_finding("DD601", memory=shares(0.91, 0.95), allocator_retries=retries)
+    assert evidence(found, "requests that failed").value == 4
+    plain = the_finding("DD601", memory=shares(0.91, 0.95))
+    assert "requests that failed" not in {row.label for row in plain.evidence}

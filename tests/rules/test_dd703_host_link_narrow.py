@@ -26,7 +26,7 @@ def test_all_boards_alike_may_be_built_so() -> None:
 
 
 def test_too_few_samples_may_have_met_it_asleep() -> None:
-    assert findings("DD703", device_health={"devices": {3: {"pcie_gen": 1.0, "samples": 2}}}) == []
+    assert findings("DD703", device_health={"devices": {3: {"pcie_gen": 1.0, "link_samples": 2}}}) == []
 
 
 def test_what_the_driver_does_not_tell_is_not_narrow() -> None:

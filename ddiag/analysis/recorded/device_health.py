@@ -14,10 +14,14 @@ THERMAL = 0x20 | 0x40
 BRAKE = 0x08 | 0x80
 """HwSlowdown, HwPowerBrakeSlowdown. (SwPowerCap is what a device at its power limit does, and no fault.)"""
 _BUSY_PERCENT = 50
-_VALUES = ("util", "reasons", "sm_mhz", "pcie_width", "pcie_gen")
+_TRAFFIC_GBPS = 0.5
+"""Over the link to the host, both directions, from which it is awake."""
+_SENT = ("pcie_rx_bytes", "pcie_tx_bytes", "pcie_rx_kbps", "pcie_tx_kbps")
+_VALUES = ("util", "reasons", "sm_mhz", "pcie_width", "pcie_gen", *_SENT)
 _SCHEMA = {
-    "samples": pl.Int64, "thermal_share": pl.Float64, "brake_share": pl.Float64, "sm_mhz": pl.Float64,
-    "pcie_width": pl.Float64, "pcie_gen": pl.Float64, "throttled_share": pl.Float64, "replays_per_min": pl.Float64,
+    "samples": pl.Int64, "link_samples": pl.Int64, "thermal_share": pl.Float64, "brake_share": pl.Float64,
+    "sm_mhz": pl.Float64, "pcie_width": pl.Float64, "pcie_gen": pl.Float64, "throttled_share": pl.Float64,
+    "replays_per_min": pl.Float64,
 }  # fmt: skip
 
 
@@ -55,7 +59,7 @@ def _counted(inside: pl.DataFrame, prefix: str) -> dict[str, float | None]:
 
 
 def _busy(inside: pl.DataFrame, prefix: str) -> dict[str, object] | None:
-    """What the samples of the busy device say; None when it never was."""
+    """What the samples of the busy device, and of its busy link, say; None when neither was."""
     names = [f"{prefix}{value}" for value in _VALUES]
     mine = inside.filter(pl.col("name").is_in(names))
     if mine.is_empty():
@@ -63,15 +67,20 @@ def _busy(inside: pl.DataFrame, prefix: str) -> dict[str, object] | None:
     wide = mine.pivot("name", index="ts_ns", values="value", aggregate_function="first")
     wide = wide.rename({name: name.removeprefix(prefix) for name in wide.columns if name != "ts_ns"})
     wide = wide.with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in _VALUES if name not in wide.columns)
-    busy = wide.filter(pl.col("util") >= _BUSY_PERCENT)
-    if busy.is_empty():
+    counted = (pl.col("pcie_rx_bytes") + pl.col("pcie_tx_bytes")).diff() / pl.col("ts_ns").diff()
+    traffic = pl.coalesce(counted, (pl.col("pcie_rx_kbps") + pl.col("pcie_tx_kbps")) / 1e6)
+    computes = pl.col("util") >= _BUSY_PERCENT
+    busy, awake = wide.filter(computes), wide.filter(computes | (traffic >= _TRAFFIC_GBPS))
+    if awake.is_empty():
         return None
     reasons = pl.col("reasons").cast(pl.Int64)
-    return busy.select(
+    health = busy.select(
         samples=pl.len().cast(pl.Int64),
         thermal_share=((reasons & THERMAL) != 0).mean(),
         brake_share=((reasons & BRAKE) != 0).mean(),
         sm_mhz=pl.col("sm_mhz").median(),
-        pcie_width=pl.col("pcie_width").max(),
-        pcie_gen=pl.col("pcie_gen").max(),
-    ).row(0, named=True)
+    )
+    link = awake.select(
+        link_samples=pl.len().cast(pl.Int64), pcie_width=pl.col("pcie_width").max(), pcie_gen=pl.col("pcie_gen").max()
+    )
+    return {**health.row(0, named=True), **link.row(0, named=True)}

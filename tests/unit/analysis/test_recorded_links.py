@@ -46,7 +46,8 @@ def test_a_link_that_is_full_all_the_time(tmp_path: Path) -> None:
 
 
 def test_half_as_many_lanes_are_full_at_half_the_rate_and_said_to_be_the_cause(tmp_path: Path) -> None:
-    node = Node(device=(traffic(2, 1), traffic(24, 2, util=60, pcie_width=8)))
+    """The device waits for its link most of the time: it is the link that is busy."""
+    node = Node(device=(traffic(2, 1), traffic(24, 2, util=20, pcie_width=8)))
     diagnosis = diagnose(recorded(tmp_path / "run", node, **ON_DEVICE))
     full = next(one for one in diagnosis.findings if one.rule == "DD1004")
     assert full.culprits.ranks == (1,)
