@@ -58,7 +58,7 @@ class Plan:
     """Batches ready when the loader is asked; it has two workers."""
     micro_steps: int = 1
     compile_at: tuple[int, ...] = ()
-    """Steps in which the forward pass is compiled."""
+    """Steps in which the forward pass is compiled; the same twice: two layers."""
     compile_ms: float = 200.0
     compile_label: str = "forward (model.py:7)"
 
@@ -116,7 +116,7 @@ class Writer:
         plan, begin = self.plan, self.now
         spent = [0] * 16
         self._phase(number, Phase.INPUT, plan.input_ms + plan.late_ms, spent)
-        if number in plan.compile_at:
+        for _ in range(plan.compile_at.count(number)):
             self._phase(number, Phase.COMPILE, plan.compile_ms, spent, plan.compile_label)
         retries = int(plan.retry_every > 0 and number % plan.retry_every == 0)
         self._phase(number, Phase.FORWARD, 28.0 + retries * plan.retry_ms, spent)

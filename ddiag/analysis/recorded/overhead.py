@@ -14,8 +14,9 @@ _GC_RANK_MS = 0.1
 """A rank with less collection per step is not named."""
 _LOGS_ALIKE = 0.5
 """Logging of a rank / most of any, from which it is named as well."""
-_COMPILES_ONCE_MORE = 1
-"""How often a function is compiled again in good order: the first shape that changes makes a graph for all shapes."""
+_STEPS_TO_LEARN = 1
+"""Steps after warm-up in which a function is compiled again in good order: the first shape that changes makes a graph
+for all shapes, the first evaluation one (of every layer) for evaluation."""
 
 
 def recorded_overhead(run: Run, windows: StepWindows) -> PythonOverhead | None:
@@ -60,7 +61,8 @@ def _compiled_again(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     )
     found = again.join(steps.select("rank", "step"), on=["rank", "step"], how="semi")
     took = ((pl.col("end_ns") - pl.col("start_ns")).sum() / _NS_PER_MS).alias("ms")
-    found = found.group_by("rank", "label").agg(took, pl.len()).filter(pl.col("len") > _COMPILES_ONCE_MORE)
+    found = found.group_by("rank", "label").agg(took, pl.col("step").n_unique())
+    found = found.filter(pl.col("step") > _STEPS_TO_LEARN)
     if found.is_empty():
         return {}
     worst = found.group_by("rank").agg(pl.col("ms").sum()).sort("ms", "rank")["rank"][-1]

@@ -38,9 +38,9 @@ def _frame(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token | None:
 
 
 def _late(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
-    """``install_callbacks(self, trigger, compile_id)``; the id ends with how often its frame was compiled before."""
-    what, number = args[1].name.lower(), str(args[2]).rpartition("/")[2]
-    return _began(what, again=number not in ("", "0", "None"))
+    """``install_callbacks(self, trigger, compile_id)``; the id is the number of a frame / how often it was compiled."""
+    frame, _, before = str(args[2]).rpartition("/")
+    return _began(f"{args[1].name.lower()} {frame}".strip(), again=before not in ("", "0", "None"))
 
 
 def _began(what: str, *, again: bool) -> Token | None:

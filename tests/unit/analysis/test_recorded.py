@@ -113,10 +113,15 @@ def test_what_is_compiled_again_and_again_is_named_and_its_steps_do_not_stand_fo
 
 @pytest.mark.parametrize(
     ("label", "steps"),
-    [("forward (model.py:7)", (0, 20)), ("again: forward (model.py:7)", (0, 20)), ("forward (model.py:7)", (10, 20))],
+    [
+        ("forward (model.py:7)", (0, 20)),
+        ("forward (model.py:7)", (10, 20)),
+        ("again: forward (model.py:7)", (0, 20)),
+        ("again: forward (model.py:7)", (0, 20, 20, 20)),
+    ],
 )
 def test_what_has_to_be_compiled_is_no_fault(tmp_path: Path, label: str, steps: tuple[int, ...]) -> None:
-    """A first evaluation, a graph for all shapes after the first that changes; other functions of the same name."""
+    """A graph for all shapes after the first that changes; the first evaluation, of every layer; other functions."""
     changes = healthy(steps=40, compile_at=steps, compile_label=label)
     python = _family(_signals(tmp_path, *changes), PythonOverhead)
     assert (python.compile_ms, python.compiled_again) == (0.0, ())
