@@ -81,6 +81,13 @@ def _memory_folder() -> Path | None:
     return limits[min(limits)] if limits else None
 
 
+def _given_back(stat: str) -> int | None:
+    """File cache and kernel objects that are freed when memory is short; of version 1 with the groups below."""
+    prefix = "total_" if field(stat, "total_inactive_file") is not None else ""
+    parts = [field(stat, f"{prefix}{name}") for name in ("inactive_file", "active_file", "slab_reclaimable")]
+    return None if parts[0] is None else sum(part or 0 for part in parts)
+
+
 class CgroupCounters:
     """Throttling and memory of our group; the files are looked for once."""
 
@@ -111,9 +118,7 @@ class CgroupCounters:
             found["memory_limit_bytes"] = _limit(
                 read_text(self._limited / "memory.max") or read_text(self._limited / "memory.limit_in_bytes")
             )
-            stat = read_text(self._limited / "memory.stat")
-            cached = field(stat, "total_inactive_file")
-            found["memory_cached_bytes"] = field(stat, "inactive_file") if cached is None else cached
+            found["memory_cached_bytes"] = _given_back(read_text(self._limited / "memory.stat"))
         if self._events is not None:
             found["oom_kills"] = field(read_text(self._events), "oom_kill")
         return {name: value for name, value in found.items() if value is not None}

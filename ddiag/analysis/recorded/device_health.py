@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ddiag.analysis.recorded.sampled import rate, series
+from ddiag.analysis.recorded.sampled import prefix_of, rate, series
 from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals_recorded import DeviceHealth
@@ -33,11 +33,9 @@ def device_health(run: Run, windows: StepWindows) -> DeviceHealth | None:
     begin, end = int(windows.table["start_ns"].to_numpy().min()), int(windows.table["end_ns"].to_numpy().max())
     inside = counters.filter(pl.col("ts_ns").is_between(begin, end)).with_columns(pl.col("name").cast(pl.String))
     inside = inside.sort("ts_ns")
-    several = devices["host"].n_unique() > 1
     rows = []
     for device in devices.iter_rows(named=True):
-        prefix = f"{device['host']}:" if several else ""
-        name = f"{prefix}device{device['device']}."
+        name = f"{prefix_of(run, device['host'])}device{device['device']}."
         told = _busy(inside, name)
         if told is not None:
             rows.append({**device, **told, **_counted(inside, name)})

@@ -42,12 +42,15 @@ class Node:
     """… and at the end."""
     samples: int = 13
     cpus: int = 16
+    host: str = "node0"
+    ranks: tuple[int, ...] = (0, 1)
+    """That run there."""
 
     def lines(self) -> list[dict[str, Any]]:
         devices = [{**told, "bus_id": bus} for told, bus in zip(self.devices, BUSES, strict=False)]
         last = WALL_NS + (self.samples - 1) * SECOND_NS // 5
         return [
-            header(host="node0", wall_ns=WALL_NS, interval_s=0.2, cpus=self.cpus),
+            header(host=self.host, wall_ns=WALL_NS, interval_s=0.2, cpus=self.cpus),
             {"t": WALL_NS, "kind": "devices", "devices": devices},
             *({"t": WALL_NS, "kind": "device_processes", "device": i, "pids": [p]} for i, p in enumerate(self.users)),
             *({"t": WALL_NS, **fact} for fact in self.told),
@@ -59,7 +62,7 @@ class Node:
         part = number / (self.samples - 1)
         given = (*self.device, *({} for _ in self.devices))
         devices = [_at(part, {**WELL, **one}) for one, _ in zip(given, self.devices, strict=False)]
-        ranks = [[100 + r, r, number * 10**8, self.rss[r], 8, "R", r, 0, 0, 0, 0, 0] for r in (0, 1)]
+        ranks = [[100 + r, r, number * 10**8, self.rss[r], 8, "R", r, 0, 0, 0, 0, 0] for r in self.ranks]
         at = WALL_NS + number * SECOND_NS // 5
         return {"t": at, "kind": "sample", "devices": devices, "ranks": ranks, **_at(part, self.each)}
 
@@ -77,11 +80,13 @@ def _value(part: float, value: Any) -> Any:
     return value
 
 
-def recorded(folder: Path, node: Node, *, lines: list[dict[str, Any]] | None = None, **plan: Any) -> Run:
+def recorded(folder: Path, node: Node, *others: Node, lines: list[dict[str, Any]] | None = None, **plan: Any) -> Run:
     """Two ranks of 24 steps of 100 ms, sampled all the time; *lines* in place of the node's own."""
     run = write_run(folder, *healthy(**{"steps": 24, **plan}))
     (run / "nodes").mkdir(exist_ok=True)
-    (run / "nodes" / "node0.samples").write_bytes(b"".join(encode(line) for line in lines or node.lines()))
+    for one in (node, *others):
+        data = b"".join(encode(line) for line in lines or one.lines())
+        (run / "nodes" / f"{one.host}.samples").write_bytes(data)
     return load([str(run)])
 
 

@@ -14,7 +14,7 @@ from ddiag.api import diagnose, load
 from ddiag.model.run import Run
 from ddiag.model.signals_sampled import HostLink, HostMemory
 from ddiag.rulekit import Severity
-from tests.unit.analysis.sampling import GIB, Node, found, recorded
+from tests.unit.analysis.sampling import GIB, H100, Node, found, recorded
 
 GB = 10**9
 ON_DEVICE: dict[str, Any] = {"device_bytes": 8 * GIB, "reserved_bytes": 9 * GIB}
@@ -123,6 +123,16 @@ def test_a_group_that_is_full_on_a_host_that_is_not(tmp_path: Path) -> None:
 )
 def test_room_cache_and_what_is_not_known_are_quiet(tmp_path: Path, each: Mapping[str, Any]) -> None:
     assert "DD650" not in found(recorded(tmp_path / "run", Node(each=each)))
+
+
+def test_each_host_is_measured_by_its_own_samples(tmp_path: Path) -> None:
+    """The second has no devices; the first's link is as full there as alone."""
+    first = Node(users=(100,), devices=(H100,), device=(traffic(48, 2),), each=held(40), ranks=(0,))
+    second = Node(host="node1", users=(), devices=(), each=held((20, 62), total=64), ranks=(1,))
+    run = recorded(tmp_path / "run", first, second, **ON_DEVICE)
+    seen = found(run)
+    assert seen["DD650"].culprits.hosts == ("node1",)
+    assert (seen["DD1004"].culprits.hosts, seen["DD1004"].culprits.ranks) == (("node0",), (0,))
 
 
 # -- offloading ----------------------------------------------------------------------------------------------------

@@ -49,14 +49,15 @@ def test_the_tightest_limit_around_a_group_counts_and_file_cache_is_told(
 ) -> None:
     """A batch system limits the job and not the step in it."""
     _own_group(monkeypatch, tmp_path, "0::/job/step\n")
+    stat = "anon 9\nfile 1900\ninactive_file 400\nactive_file 250\nslab_reclaimable 50\n"
     _write(tmp_path / "job" / "step", memory__max="max\n", memory__current="10\n", memory__stat="inactive_file 1\n")
-    _write(tmp_path / "job", memory__max="5000\n", memory__current="4000\n", memory__stat="anon 9\ninactive_file 700\n")
+    _write(tmp_path / "job", memory__max="5000\n", memory__current="4000\n", memory__stat=stat)
     assert CgroupCounters().read() == {"memory_bytes": 4000, "memory_limit_bytes": 5000, "memory_cached_bytes": 700}
 
 
 def test_version_1_counts_the_groups_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _own_group(monkeypatch, tmp_path, "4:memory:/docker/x\n")
-    stat = "inactive_file 5\ntotal_inactive_file 80\n"
+    stat = "inactive_file 5\nactive_file 6\ntotal_inactive_file 70\ntotal_active_file 10\n"
     _write(tmp_path / "memory", memory__limit_in_bytes="900\n", memory__usage_in_bytes="300\n", memory__stat=stat)
     assert CgroupCounters().read() == {"memory_bytes": 300, "memory_limit_bytes": 900, "memory_cached_bytes": 80}
 
