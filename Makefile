@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-i
 TORCH := torch==2.13.0
 NEWEST_TORCH := torch==2.14.1
 OLDEST_TORCH := torch==2.4.1
-FRAMEWORKS := deepspeed lightning transformers accelerate
+FRAMEWORKS := deepspeed lightning transformers accelerate tensorboard
 PYTEST_WORKERS ?= 2
 
 .PHONY: help setup demo test lint test-long venvs bench docs clean
