@@ -30,6 +30,10 @@ pytestmark = [
 CULPRIT = (1,)
 EVERYBODY = ()
 TOO_FEW_CPUS = "DD209"
+TRIES = 3
+
+
+WITH_DEEPSPEED, WITH_TENSORBOARD = "deepspeed", "tensorboard"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,17 @@ class Planted:
     healthy: str
     job: str = "planted"
     """Name of its script."""
+    module: str = ""
+    """What it needs beside torch."""
+    info: bool = False
+    """The finding is a remark."""
+    needs_cpus: bool = False
+    """It can be told only where others do not take the CPUs from the job."""
+
+
+def loader(rule: str, ranks: tuple[int, ...], fault: str, healthy: str, *, needs_cpus: bool = False) -> Planted:
+    """A fault of loader workers; forward sleeps for as long as a device would compute."""
+    return Planted(rule, ranks, fault, healthy, job="planted_loader", needs_cpus=needs_cpus)
 
 
 PLANTED = {
@@ -66,7 +81,20 @@ PLANTED = {
         "--width=1024 --layers=4 --save-every=1",
         "--width=1024 --layers=4 --save-every=30",
     ),
-    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "512", "1", job="planted_offload"),
+    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "512", "1", job="planted_offload", module=WITH_DEEPSPEED),
+    "more_compute_on_one_rank": Planted("DD501", CULPRIT, "--products=12", "--products=0"),
+    "logging_on_one_rank": Planted(
+        "DD208", CULPRIT, "--log-every=1", "--width=1024 --layers=4 --log-every=40", module=WITH_TENSORBOARD
+    ),
+    "vain_search_for_unused": Planted("DD802", EVERYBODY, "--find-unused", "--find-unused --spare", info=True),
+    "updates_skipped": Planted("DD1102", EVERYBODY, "--scale --overflow-every=4", "--scale --clip=unscaled"),
+    "clipped_while_scaled": Planted("DD1104", EVERYBODY, "--scale --clip=scaled", "--scale --overflow-every=40"),
+    "workers_wait_for_storage": loader("DD130", CULPRIT, "--one-rank --read-ms=300", "--read-ms=10 --step-ms=60"),
+    "workers_compute": loader("DD131", CULPRIT, "--one-rank --spin-ms=100", "--spin-ms=5 --step-ms=60"),
+    "workers_sleep": loader("DD133", EVERYBODY, "--sleep-ms=300", "--sleep-ms=80 --step-ms=60 --workers=4"),
+    "batches_taken_slowly": loader(
+        "DD132", EVERYBODY, "--tokens=1000000", "--tokens=1000 --step-ms=60", needs_cpus=True
+    ),
 }
 QUICK = ("slow_input_on_one_rank",)
 """The others run in ``make test-long``."""
@@ -75,13 +103,16 @@ CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long, id=
 
 def diagnosed(folder: Path, planted: Planted, options: str) -> Diagnosis:
     """Record the job with *options* and diagnose what it left."""
+    folder.mkdir(exist_ok=True)
     out = folder / "runs"
     python, variables, own = PYTHON, {}, [f"--out={folder}"]
-    if planted.job != "planted":
-        python, own = python_with("deepspeed"), []
-        variables = {**deepspeed_environment(python), "OMP_WAIT_POLICY": "active"}
+    if planted.module:
+        python = python_with(planted.module)
+    if planted.module == WITH_DEEPSPEED:
+        variables, own = {**deepspeed_environment(python), "OMP_WAIT_POLICY": "active"}, []
     job = [python, *TORCHRUN[1:], "--standalone", "--nproc-per-node=2", str(JOBS / f"{planted.job}.py"), *own]
-    done = run([*recorded(out, "--no-report"), *job, *options.split()], cwd=folder, env=environment(**variables))
+    watched = recorded(out, "--no-report", "--sample-interval=0.25")
+    done = run([*watched, *job, *options.split()], cwd=folder, env=environment(**variables))
     assert done.returncode == 0, (done.stdout + done.stderr).decode()[-4000:]
     return diagnose(load([str(only_run(out))]))
 
@@ -91,18 +122,34 @@ def alarms(diagnosis: Diagnosis) -> list[Finding]:
     return [one for one in diagnosis.findings if one.severity is not Severity.INFO and one.rule != TOO_FEW_CPUS]
 
 
+def first_finding(folder: Path, planted: Planted) -> tuple[Finding, list[tuple[str, str]]]:
+    """The first finding about the fault, and all that were found."""
+    for attempt in range(TRIES if planted.needs_cpus else 1):
+        diagnosis = diagnosed(folder / str(attempt), planted, planted.faulty)
+        found = list(diagnosis.findings) if planted.info else alarms(diagnosis)
+        shown = [(one.rule, one.title) for one in found]
+        mine = [one for one in found if one.rule == planted.rule] if planted.info else found
+        crowded = planted.needs_cpus and any(one.rule == TOO_FEW_CPUS for one in diagnosis.findings)
+        if not crowded or (mine and mine[0].rule == planted.rule):
+            assert mine, shown
+            return mine[0], shown
+    pytest.skip(f"others took the CPUs from the job each time: {shown}")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_fault_comes_first(tmp_path: Path, name: str) -> None:
     planted = PLANTED[name]
-    found = alarms(diagnosed(tmp_path, planted, planted.faulty))
-    assert found, "nothing was found"
-    shown = [(one.rule, one.title) for one in found]
-    assert found[0].rule == planted.rule, shown
-    assert found[0].culprits.ranks == planted.ranks, shown
+    found, shown = first_finding(tmp_path, planted)
+    assert found.rule == planted.rule, shown
+    assert found.culprits.ranks == planted.ranks, shown
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_its_healthy_twin_is_quiet(tmp_path: Path, name: str) -> None:
-    found = alarms(diagnosed(tmp_path, PLANTED[name], PLANTED[name].healthy))
-    assert [(one.rule, one.title) for one in found] == []
+    planted = PLANTED[name]
+    diagnosis = diagnosed(tmp_path, planted, planted.healthy)
+    found = list(diagnosis.findings) if planted.info else alarms(diagnosis)
+    shown = [(one.rule, one.title) for one in found]
+    assert (planted.rule not in dict(shown)) if planted.info else (shown == []), shown
+    assert (diagnosis.coverage.ranks_seen, len(diagnosis.coverage.steps) > 5) == ((0, 1), True), "little was seen"
