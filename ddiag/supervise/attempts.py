@@ -48,4 +48,7 @@ def why_no_ranks(run: Path, command: Sequence[str]) -> str:
     errors = run / ERRORS
     if errors.is_file() and errors.stat().st_size:
         return f"the recorder had problems, see {errors}"
-    return "no process of the job called init_process_group or made a step with a torch optimizer"
+    return (
+        "no process of the job called init_process_group or made a step with a torch optimizer; if one did, something "
+        "put another sitecustomize before the recorder's on PYTHONPATH, or PYTHONPATH away: call ddiag.record()"
+    )

@@ -22,6 +22,36 @@ def _run_the_hidden_one() -> None:
         spec.loader.exec_module(module)
 
 
+def _stay_first() -> None:
+    """What this process becomes has this folder first again, whatever it has put before it.
+
+    ``opentelemetry-instrument`` does so with a sitecustomize that runs no other; this one runs it.
+    """
+    execv, execve = os.execv, os.execve
+
+    def executed(path: str, args: "list[str]") -> None:
+        os.environ.update(_first_again(os.environ))
+        execv(path, args)
+
+    def executed_with(path: str, args: "list[str]", env: "dict[str, str]") -> None:
+        change = _first_again(env)
+        execve(path, args, {**env, **change} if change else env)
+
+    os.execv, os.execve = executed, executed_with  # type: ignore[assignment]
+
+
+def _first_again(env: "os._Environ[str] | dict[str, str]") -> "dict[str, str]":
+    """What to change of *env* so that this folder leads PYTHONPATH, if it stands there at all."""
+    try:
+        places = env.get("PYTHONPATH", "").split(os.pathsep)
+        ours = [place for place in places if place and os.path.abspath(place) == _HERE]
+        if ours and places[0] != ours[0]:
+            return {"PYTHONPATH": os.pathsep.join([ours[0]] + [place for place in places if place not in ours])}
+    except Exception:  # noqa: BLE001 - nothing may reach the job: an environment of another kind stays as it is
+        return {}
+    return {}
+
+
 class _WaitForTorch:
     """Starts the recorder at the first import of torch, before any of it has run."""
 
@@ -73,5 +103,6 @@ try:
     if sys.version_info >= (3, 10) and os.environ.get("DDIAG_DISABLE") != "1":
         if "DDIAG_RUN" in os.environ or os.path.exists(_BESIDE):
             sys.meta_path.insert(0, _WaitForTorch())
+            _stay_first()
 finally:
     _run_the_hidden_one()

@@ -71,6 +71,27 @@ def test_a_sitecustomize_it_hides_still_runs(job: Path) -> None:
     assert _python(job, code).stdout == f"{theirs} {theirs}\nTrue\n"
 
 
+@pytest.mark.parametrize(
+    "become",
+    ["os.execl(*words)", "os.execv(words[0], words[1:])", "os.execve(words[0], words[1:], dict(os.environ))"],
+)
+def test_a_launcher_that_puts_its_own_sitecustomize_first_hides_nothing(job: Path, become: str) -> None:
+    """As opentelemetry-instrument does, whose sitecustomize runs no other."""
+    (job / "theirs").mkdir()
+    (job / "theirs" / "sitecustomize.py").write_text("import builtins\nbuiltins.theirs = __file__\n")
+    inner = f"import sys; print(theirs); {STARTED}"
+    code = "import os, sys; os.environ['PYTHONPATH'] = 'theirs:' + os.environ['PYTHONPATH']; "
+    code += f"words = [sys.executable, sys.executable, '-c', {inner!r}]; {become}"
+    assert _python(job, code).stdout == f"{job / 'theirs' / 'sitecustomize.py'}\nTrue\n"
+
+
+def test_what_a_process_becomes_keeps_an_environment_without_us(job: Path) -> None:
+    code = "import os, sys; os.execve(sys.executable, ['python', '-c', 'import os; print(os.environ)'], {b'A': b'1'})"
+    assert "'A': '1'" in _python(job, code).stdout
+    code = "import os\ntry: os.execv('/no/such/file', ['x'])\nexcept FileNotFoundError as error: print(error.errno)"
+    assert _python(job, code).stdout == "2\n"
+
+
 def test_a_hidden_sitecustomize_that_fails_fails_as_without_us(job: Path) -> None:
     (job / "lib" / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
     command, found = [sys.executable, "-c", "print(1)"], {"DDIAG_RUN": str(job / "run")}
