@@ -28,6 +28,8 @@ class ProcessFacts:
     groups: dict[str, Group] = field(default_factory=dict)
     backends: dict[str, str] = field(default_factory=dict)
     """By group."""
+    python_groups: bool = False
+    """Some group is of a Python class: no tier sees its calls."""
     torch: str = ""
     cuda: str | None = None
     host: str | None = None
@@ -80,6 +82,7 @@ def _group(found: ProcessFacts, fact: Mapping[str, Any]) -> None:
     )
     if fact.get("backend"):
         found.backends[name] = str(fact["backend"])
+    found.python_groups |= fact.get("python") is True
 
 
 def _take(found: ProcessFacts, fact: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from ddiag.errors import InputError
 from ddiag.ingest.node_samples import NodeSamples, read_samples
 from ddiag.ingest.recorded_choice import Job, choose
 from ddiag.ingest.recorded_cost import cost_note
+from ddiag.ingest.recorded_device import device_notes
 from ddiag.ingest.recorded_facts import problems
 from ddiag.ingest.recorded_files import RunSources, whole
 from ddiag.ingest.recorded_process import Placed, Process, place, read_process
@@ -178,11 +179,14 @@ def _told(job: Job, placed: Sequence[Placed], tables: dict[str, pl.DataFrame]) -
             "steps are known by their summaries"
         )
     tiers = {str(one.process.facts.tier.get("tier")) for one in placed if one.process.facts.tier}
-    blind = sorted({str(what) for one in placed for what in one.process.facts.tier.get("blind", ())})
+    blind = {str(what) for one in placed for what in one.process.facts.tier.get("blind", ())}
+    if any(one.process.facts.python_groups for one in placed):
+        blind.add("calls of process groups written in Python")
     if tiers and blind:
-        notes.append(f"communication recorded by: {', '.join(sorted(tiers))}; not seen: {', '.join(blind)}")
+        notes.append(f"communication recorded by: {', '.join(sorted(tiers))}; not seen: {', '.join(sorted(blind))}")
     cost = cost_note(tables.get("step_summaries", pl.DataFrame()))
     notes += [] if cost is None else [cost]
+    notes += device_notes(tables)
     unwatched = sorted({what for one in placed for what in one.process.facts.unwatched})
     if unwatched:
         notes.append(f"not watched, as this version lacks what the recorder looks for: {', '.join(unwatched)}")

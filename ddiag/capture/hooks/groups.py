@@ -139,4 +139,6 @@ def _describe(group: Any, name: str, ranks: list[int]) -> dict[str, Any]:
         "backend": backend,
         "size": len(ranks),
         "ranks": ranks,
+        # Calls of a subclass in Python pass neither torch's dispatcher nor its hooks.
+        "python": _c10d is not None and type(group) is not _c10d.ProcessGroup,
     }
