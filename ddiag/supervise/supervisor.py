@@ -39,6 +39,7 @@ class RunOptions:
     profile_slow: bool = False
     report: bool = True
     nvtx: bool = False
+    device_timing: bool = False
     sample_interval_s: float = 1.0
     hang_after_s: float | None = None
     """After how long without progress the job is taken to hang; None: a multiple of its usual step, 0: never."""
@@ -200,6 +201,7 @@ def _as_json(options: RunOptions) -> dict[str, Any]:
         "profile_steps": options.profile_steps,
         "profile_slow": options.profile_slow,
         "nvtx": options.nvtx,
+        "device_timing": options.device_timing,
         "sample_interval_s": options.sample_interval_s,
         "report": options.report,
         "hang_after_s": options.hang_after_s,

@@ -13,7 +13,16 @@ from types import ModuleType
 from typing import Any
 
 from ddiag.capture.door import quietly
-from ddiag.capture.hooks import c10d_dispatch, c10d_hooks, c10d_native, flight_recorder, following, groups, waits
+from ddiag.capture.hooks import (
+    c10d_dispatch,
+    c10d_hooks,
+    c10d_native,
+    device_times,
+    flight_recorder,
+    following,
+    groups,
+    waits,
+)
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 
@@ -55,12 +64,15 @@ def _group_met(active: Recorder, group: Any, name: str, number: int) -> None:
 
 def _choose(active: Recorder) -> None:
     wanted = os.environ.get(TIER_VARIABLE, "")
+    timing = False
+    with quietly("device_times"):
+        timing = device_times.choose(os.environ, active.files.folder.parents[1], sys.modules["torch"]) is not None
     for name, tier in _TIERS.items():
-        if wanted and wanted != name:
-            continue
+        if name != wanted if wanted else name == "native" and timing:
+            continue  # the native kernel cannot time on a device
         with quietly(f"tier {name}"):
             if _patches is not None and tier.start(active, _patches):
-                active.facts.write("tier", tier=name, **tier.sees())
+                active.facts.write("tier", tier=name, device_timing=timing, **tier.sees())
                 return
     active.facts.write("tier", tier="none", sees=[], blind=["every collective"], why=_why(wanted))
 

@@ -9,7 +9,6 @@ Never ``torch.library.get_kernel(…).call_boxed``: it keeps the GIL, and deadlo
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,8 +16,9 @@ from typing import Any, NamedTuple
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
+from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, no_async_flag, places, size
-from ddiag.capture.hooks.device_times import Begun, wanted
+from ddiag.capture.hooks.device_times import Begun
 from ddiag.capture.hooks.following import follow
 from ddiag.capture.hooks.groups import group_id
 from ddiag.capture.hooks.labels import context, label_of
@@ -53,7 +53,7 @@ class DispatchTier:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._distributed = torch._C._distributed_c10d
-        self._device = wanted(os.environ, torch)
+        self._device = device_times.current
         self._after = torch._C._after_ADInplaceOrView_keyset
         self._library: Any = None
         self._kernels: dict[str, Callable[..., Any]] = {}
@@ -155,7 +155,7 @@ class DispatchTier:
         if not 0 <= where.asynchronous < len(args) or args[where.asynchronous]:
             flags |= _ASYNC
         host = tensor is None or tensor.device.type == "cpu"
-        begun = None if host or self._device is None else self._device.begin()
+        begun = None if host or self._device is None else self._device.begin(tensor.device)
         if not host and begun is None:
             flags |= _END_UNKNOWN
         label = label_of(op, number, active.current_phase, bytes_in)
@@ -198,7 +198,7 @@ class DispatchTier:
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
-        self.active = active
+        self.active, self._device = active, device_times.current
         self._dtypes.clear()
         self._uncounted.clear()
         active.at_step_end("dispatch", self.step_ended)
@@ -244,7 +244,7 @@ def sees() -> dict[str, Any]:
     blind = [
         "steps between the samples",
         "calls under torch.inference_mode",
-        "when calls on a device end",
+        *device_times.unseen(),
         "when asynchronous sends and receives end",
     ]
     return {

@@ -8,7 +8,6 @@ collectives are issued by other threads keeps its hooks, which then return at on
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from functools import partial
@@ -17,8 +16,9 @@ from typing import Any
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import callback
+from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_ops import hook_operations
-from ddiag.capture.hooks.device_times import Begun, wanted
+from ddiag.capture.hooks.device_times import Begun
 from ddiag.capture.hooks.following import Sequence, follow
 from ddiag.capture.hooks.labels import context, label_of
 from ddiag.capture.hooks.sampling import Share
@@ -51,7 +51,7 @@ class HooksTier:
 
     def __init__(self) -> None:
         self.active: Recorder | None = None
-        self._device = wanted(os.environ, sys.modules["torch"])
+        self._device = device_times.current
         self.looking = True
         self._share = Share()
         self._sampling = False
@@ -65,7 +65,7 @@ class HooksTier:
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
-        self.active = active
+        self.active, self._device = active, device_times.current
         self._dtypes.clear()
         self._sampling = False
         self._cost_ns = self._calls = self._followed = 0
@@ -137,7 +137,7 @@ class HooksTier:
             flags |= _SAMPLED
         begun = None
         if not host:
-            begun = None if self._device is None else self._device.begin()
+            begun = None if self._device is None or tensor is None else self._device.begin(tensor.device)
             flags = flags if begun is not None else flags | _END_UNKNOWN
         bytes_in = bytes_out = 0
         dtype = NO_DTYPE
@@ -268,16 +268,17 @@ def group_met(_active: Recorder, group: Any, name: str, number: int) -> None:
 
 SAMPLED_NAME = "hooks-sampled"
 """Of the tier once it no longer looks at every step: in a hang its last record need not be the last call."""
-_BLIND = ("monitored_barrier", "when calls on a device end", "when asynchronous sends and receives end")
+_BLIND = ("monitored_barrier", "when asynchronous sends and receives end")
 
 
 def sees() -> dict[str, Any]:
     return {
         "share": "every step, or a share of them where that would cost too much; the first ones always",
         "sees": ["issued from Python", "issued from C++", "torch.inference_mode", "end (host backends)"],
-        "blind": list(_BLIND),
+        "blind": [*_BLIND, *device_times.unseen()],
     }
 
 
 def sampled_sees() -> dict[str, Any]:
-    return {**sees(), "share": "a share of the steps", "blind": ["steps between the samples", *_BLIND]}
+    blind = ["steps between the samples", *_BLIND, *device_times.unseen()]
+    return {**sees(), "share": "a share of the steps", "blind": blind}
