@@ -37,6 +37,17 @@ def zero_number(settings: Settings | None, key: str) -> float | None:
     return None if found is None else as_number(found.value)
 
 
+def offload_pinned(settings: Settings | None) -> dict[str, bool]:
+    """By what DeepSpeed offloads to the host: whether it was told to pin it; empty where nothing says so."""
+    found = {}
+    for name in ("offload_optimizer", "offload_param"):
+        device = setting(settings, "ds_config", f"zero_optimization.{name}.device")
+        pin = setting(settings, "ds_config", f"zero_optimization.{name}.pin_memory")
+        if device is not None and device.value.lower() == "cpu" and pin is not None:
+            found[name] = as_flag(pin.value) is not False
+    return found
+
+
 def median_of(metrics: Metrics | None, name: str, *, skip: int = 0) -> float | None:
     """Median of a metric without its first *skip* values (while there are others)."""
     if metrics is None:

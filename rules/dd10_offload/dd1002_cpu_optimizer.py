@@ -22,7 +22,7 @@ from ddiag.model.signals import Copies, JobFacts, KernelMix, OptimizerStep, Sign
 from ddiag.model.signals_incident import Settings
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
-from ddiag.rulekit.values import as_number, setting
+from ddiag.rulekit.values import as_number, offload_pinned, setting
 
 
 def has_subject(signals: Signals) -> bool:
@@ -46,6 +46,10 @@ RULE = Rule(
 )
 
 
+_UNPINNED = (Evidence("offload_optimizer.pin_memory", "false", "", "true", "DeepSpeed's configuration"),)
+_PIN = ('"offload_optimizer": {"device": "cpu", "pin_memory": true}: its copies are then not staged by the CPU',)
+
+
 @dataclass(frozen=True)
 class Limits:
     cpu_share: float = 0.05
@@ -63,6 +67,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     update = signals.get(OptimizerStep)
     name = update.name if update is not None and update.name else "the optimizer"
+    pageable = not offload_pinned(signals.get(Settings)).get("offload_optimizer", True)
     waits = "it takes" if facts.device_kind == "cpu" else "the device idles"
     yield Finding(
         title=f"{name} runs on the CPU: {waits} {cpu_ms:.1f} ms per step ({share:.0%} of the step)",
@@ -73,8 +78,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("CPU optimizer", round(cpu_ms, 3), "ms/step", limits.cpu_ms, f"device idle, {over_steps(budget)}"),
             Evidence("CPU optimizer", round(share, 4), "of step", limits.cpu_share, "time / median step"),
             *_threads(signals.get(Settings)),
+            *_UNPINNED[:pageable],
         ),
         fix=(
+            *_PIN[:pageable],
             "DeepSpeedCPUAdam (built with DS_BUILD_CPU_ADAM=1) instead of torch.optim on CPU tensors, with ranks "
             "bound to cores: deepspeed --bind_cores_to_rank",
             "give each rank its share of cores: OMP_NUM_THREADS = cores of the socket / ranks on it, torchrun "

@@ -36,7 +36,7 @@ from ddiag.rulekit import (
     step_cost,
 )
 from ddiag.rulekit.quality import confidence_for, over_steps, severity_over_steps
-from ddiag.rulekit.values import as_flag, setting
+from ddiag.rulekit.values import offload_pinned
 
 
 def has_subject(signals: Signals) -> bool:
@@ -80,7 +80,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if budget.step_ms <= 0:
         return
     if copies.pageable_share is None:
-        pinned = _pinned(signals.get(Settings)) if copies.offload else {}
+        pinned = offload_pinned(signals.get(Settings)) if copies.offload else {}
         if not all(pinned.values()):
             yield from _configured(facts, budget, copies, limits, pinned)
         elif (
@@ -132,18 +132,6 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why="the profiler marks these copies as pageable, and nothing else runs on the device during them",
         doubt="pinning costs host memory that cannot be swapped: leave room on hosts that are short of it",
     )
-
-
-def _pinned(settings: Settings | None) -> dict[str, bool]:
-    """By what is offloaded to the host: whether DeepSpeed was told to pin it; empty where nothing says so."""
-    found = {}
-    for name in ("offload_optimizer", "offload_param"):
-        key = f"zero_optimization.{name}"
-        device = setting(settings, "ds_config", f"{key}.device")
-        pin = setting(settings, "ds_config", f"{key}.pin_memory")
-        if device is not None and device.value.lower() == "cpu" and pin is not None:
-            found[name] = as_flag(pin.value) is not False
-    return found
 
 
 def _configured(

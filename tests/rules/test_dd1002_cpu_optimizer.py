@@ -1,3 +1,5 @@
+import pytest
+
 from ddiag.model.incident import Setting
 from ddiag.model.signals_incident import Settings
 from ddiag.rulekit import Confidence, Severity
@@ -41,3 +43,12 @@ def test_a_recording_tells_how_many_threads_the_update_may_have_had() -> None:
     row = evidence(the_finding("DD1002", copies=ON_CPU, settings=settings), "torch threads of a rank at its start")
     assert row.value == 1
     assert "64 CPUs" in row.source
+
+
+@pytest.mark.parametrize(("pin", "shown"), [("false", True), ("true", False)])
+def test_offloaded_state_that_is_not_pinned_stands_beside_it(pin: str, shown: bool) -> None:
+    key = "zero_optimization.offload_optimizer"
+    told = Settings((Setting("ds_config", f"{key}.device", "cpu"), Setting("ds_config", f"{key}.pin_memory", pin)))
+    found = the_finding("DD1002", copies=ON_CPU, settings=told)
+    assert ("offload_optimizer.pin_memory" in {row.label for row in found.evidence}) == shown
+    assert ("pin_memory" in found.fix[0]) == shown

@@ -1,6 +1,8 @@
 import pytest
 
-from ddiag.rulekit import Abstain, Severity
+from ddiag.model.incident import Setting
+from ddiag.model.signals_incident import Settings
+from ddiag.rulekit import Abstain, Confidence, Severity
 from tests.rules.checking import check, evidence, findings, the_finding
 
 PAGEABLE = {"pinned": False, "exposed_ms": 20.0, "h2d_gbps": 6.0}
@@ -46,3 +48,31 @@ def test_a_single_step_is_not_enough_for_the_worst_severity(steps: int, severity
 
 def test_nothing_to_see_in_recorded_kernels_is_no_abstention() -> None:
     assert check("DD1003", copies=None) == []
+
+
+UNKNOWN = {
+    "pageable_share": None,
+    "pinned": None,
+    "offload": "optimizer",
+    "offload_exposed_ms": 20.0,
+    "exposed_ms": 20.0,
+}
+
+
+def told(pin: str, device: str = "cpu") -> Settings:
+    key = "zero_optimization.offload_optimizer"
+    return Settings((Setting("ds_config", f"{key}.device", device), Setting("ds_config", f"{key}.pin_memory", pin)))
+
+
+def test_what_deepspeed_was_told_not_to_pin_is_pageable() -> None:
+    found = the_finding("DD1003", copies=UNKNOWN, settings=told("false"))
+    assert "offload_optimizer.pin_memory is false): its copies take 20.0 ms per step (10% of the step)" in found.title
+    assert (found.severity, found.confidence) == (Severity.WARNING, Confidence.MEDIUM)
+    assert '"pin_memory": true' in found.fix[0]
+
+
+def test_pinned_or_short_or_swapped_to_disk_or_not_offloaded_is_not() -> None:
+    assert check("DD1003", copies=UNKNOWN, settings=told("true")) == []
+    assert findings("DD1003", copies={**UNKNOWN, "offload_exposed_ms": 2.0}, settings=told("false")) == []
+    assert findings("DD1003", copies=UNKNOWN, settings=told("false", device="nvme")) == []
+    assert findings("DD1003", copies={**UNKNOWN, "offload": ""}, settings=told("false")) == []
