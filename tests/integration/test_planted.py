@@ -43,7 +43,8 @@ class Planted:
     rule: str
     ranks: tuple[int, ...]
     faulty: str
-    healthy: str
+    healthy: str | None
+    """None where another has the same twin."""
     job: str = "planted"
     """Name of its script."""
     module: str = ""
@@ -61,6 +62,7 @@ def loader(rule: str, ranks: tuple[int, ...], fault: str, healthy: str, *, needs
 
 PLANTED = {
     "slow_input_on_one_rank": Planted("DD502", CULPRIT, "--slow-read-ms=80", ""),
+    "slow_input_on_the_first_rank": Planted("DD502", (0,), "--slow-read-ms=80 --culprit=0", None),
     "tiny_buckets": Planted("DD403", EVERYBODY, "--width=64 --layers=150 --bucket-mb=0.01", "--width=64 --layers=150"),
     "no_sync_missing": Planted(
         "DD801",
@@ -145,10 +147,10 @@ def test_the_fault_comes_first(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [name for name, planted in PLANTED.items() if planted.healthy is not None])
 def test_its_healthy_twin_is_quiet(tmp_path: Path, name: str) -> None:
     planted = PLANTED[name]
-    diagnosis = diagnosed(tmp_path, planted, planted.healthy)
+    diagnosis = diagnosed(tmp_path, planted, planted.healthy or "")
     found = list(diagnosis.findings) if planted.info else alarms(diagnosis)
     shown = [(one.rule, one.title) for one in found]
     assert (planted.rule not in dict(shown)) if planted.info else (shown == []), shown

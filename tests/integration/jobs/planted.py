@@ -19,8 +19,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-CULPRIT = 1
-"""The rank that a fault of one rank falls on."""
 BATCH = 64
 MIB = 1024 * 1024
 
@@ -60,20 +58,21 @@ class Job:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rank = dist.get_rank()
+        self.culprit = self.rank == options.culprit
         width = options.width
         layers = [layer for _ in range(options.layers) for layer in (nn.Linear(width, width), nn.Tanh())]
-        extra = Extra(options.products if self.rank == CULPRIT else 0, spare=options.spare)
+        extra = Extra(options.products if self.culprit else 0, spare=options.spare)
         self.model = DistributedDataParallel(
             nn.Sequential(extra, *layers),
             bucket_cap_mb=options.bucket_mb,
             find_unused_parameters=options.find_unused,
         )
         self.scaler = torch.amp.GradScaler("cpu", enabled=options.scale)
-        self.writer = _writer(options.out) if options.log_every and self.rank == CULPRIT else None
+        self.writer = _writer(options.out) if options.log_every and self.culprit else None
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
-        read_ms = options.slow_read_ms if self.rank == CULPRIT else 0.0
+        read_ms = options.slow_read_ms if self.culprit else 0.0
         self.batches = iter(DataLoader(Batches(width, read_ms), batch_size=None))
-        mine = options.objects if self.rank == CULPRIT else 0
+        mine = options.objects if self.culprit else 0
         self.objects = [{"at": [number]} for number in range(mine)]
         self.kept: list[torch.Tensor] = []
 
@@ -91,7 +90,7 @@ class Job:
         if self.writer is not None and number % options.log_every == 0:
             for name, parameter in self.model.named_parameters():
                 self.writer.add_histogram(name, parameter, number)
-        if options.collect and self.rank == CULPRIT:
+        if options.collect and self.culprit:
             gc.collect()
         if options.keep_mb:
             self.kept.append(torch.ones(options.keep_mb * MIB // 4))
@@ -139,6 +138,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=".")
+    parser.add_argument("--culprit", type=int, default=1, help="the rank that a fault of one rank falls on")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
