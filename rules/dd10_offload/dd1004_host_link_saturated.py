@@ -112,7 +112,9 @@ def _copied(facts: JobFacts, budget: StepBudget, copies: Copies, limits: Limits)
         title=f"host link busy for {copies.link_busy_share:.0%} of the step{at}; {copies.exposed_ms:.1f} ms per step "
         "of copies stay exposed",
         severity=severity_over_steps(share, budget, warning=limits.exposed_share, critical=limits.critical_share),
-        confidence=confidence_for(budget, facts, at_most=Confidence.MEDIUM if slow else Confidence.HIGH),
+        confidence=confidence_for(
+            budget, facts, at_most=Confidence.HIGH if budget.on_device and not slow else Confidence.MEDIUM
+        ),
         culprits=Culprits(where="host link"),
         evidence=(
             Evidence(
@@ -133,7 +135,9 @@ def _copied(facts: JobFacts, budget: StepBudget, copies: Copies, limits: Limits)
         f"{limits.busy_share:.0%} of the step and exposed copies below {limits.exposed_share:.0%}",
         cost=step_cost(copies.exposed_ms, budget, facts),
         why="the busier direction copies most of the step, so what is exposed cannot be hidden by better overlap",
-        doubt="another process or a second device behind the same switch shares the link and is not in these traces",
+        doubt="another process or a second device behind the same switch shares the link and is not in these traces"
+        if budget.on_device
+        else "times are those of the host in its copies, which may hold casts as well; the link was not counted",
     )
 
 

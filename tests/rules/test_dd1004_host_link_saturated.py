@@ -101,3 +101,9 @@ def test_where_a_trace_shows_the_copies_it_leads() -> None:
 def test_neither_copies_nor_counters_is_an_abstention() -> None:
     (said,) = check("DD1004", copies=None, host_link=None, kernel_mix=None)
     assert isinstance(said, Abstain)
+
+
+def test_host_times_of_copies_are_no_counters() -> None:
+    found = the_finding("DD1004", copies=FULL, host_link=None, step_budget={"on_device": False})
+    assert found.confidence is Confidence.MEDIUM
+    assert "times are those of the host" in found.doubt
