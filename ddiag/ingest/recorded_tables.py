@@ -153,7 +153,7 @@ def _collectives(records: Records, context: Context) -> pl.DataFrame:
     records = records[records["op"] != Op.WAIT]
     flags = records["flags"]
     late = ((flags & Flag.END_IS_WAIT) != 0) & ((flags & Flag.ASYNC) != 0)  # waited for long after it was over
-    unseen = late | ((flags & Flag.END_UNKNOWN) != 0)
+    unseen = late | ((flags & (Flag.END_UNKNOWN | Flag.DEVICE_TIMED)) == Flag.END_UNKNOWN)
     end = np.where(unseen | (records["state"] == State.FAILED), 0, _end(records))
     group = context.name(records["group"])
     op = _words(_OPS, records["op"]).fill_null("unknown")

@@ -115,7 +115,9 @@ class Flag(IntFlag):
     INFERRED = 128
     """Not marked by a call of its own: a FORWARD that is the time from the last mark to the backward pass."""
     END_UNKNOWN = 256
-    """Nobody tells when this collective is over: its state stays ISSUED, which says nothing about a hang."""
+    """Nobody tells when this collective is over: its state stays ISSUED, which says nothing about a hang.
+
+    With DEVICE_TIMED the device has told meanwhile."""
 
 
 class State(IntEnum):

@@ -156,7 +156,7 @@ class DispatchTier:
             flags |= _ASYNC
         host = tensor is None or tensor.device.type == "cpu"
         begun = None if host or self._device is None else self._device.begin(tensor.device)
-        if not host and begun is None:
+        if not host:
             flags |= _END_UNKNOWN
         label = label_of(op, number, active.current_phase, bytes_in)
         peer = args[where.peer] if where.peer >= 0 else -1

@@ -138,7 +138,7 @@ class HooksTier:
         begun = None
         if not host:
             begun = None if self._device is None or tensor is None else self._device.begin(tensor.device)
-            flags = flags if begun is not None else flags | _END_UNKNOWN
+            flags |= _END_UNKNOWN
         bytes_in = bytes_out = 0
         dtype = NO_DTYPE
         if op != _BARRIER:

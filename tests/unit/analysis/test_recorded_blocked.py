@@ -94,7 +94,7 @@ class Reducing(Writer):
 
     def _on_device(self, number: int, how: Reduction, phase: Phase) -> None:
         """The device comes to it 5 ms after the host, takes one after the other, and the host does not wait."""
-        flags = Flag.DEVICE_TIMED | (Flag.ASYNC if how.asynchronous else Flag(0))
+        flags = Flag.END_UNKNOWN | (Flag.ASYNC if how.asynchronous else Flag(0))
         token = self._call(number, phase, flags)
         came = self.now + 5 * MS
         self.free = max(self.free, came) + int(TRANSFER_MS * MS)
