@@ -50,7 +50,9 @@ class StarvedLimits:
     even: float = 0.5
     """Median wait / mean wait from which every step waits alike; less is one slow batch now and then."""
     taking_cpu: float = 0.75
-    """CPU time of the training process / its wait from which it works meanwhile; less may wait for a CPU."""
+    """CPU time of the training process / its wait from which it works meanwhile …"""
+    crowded: float = 1.5
+    """… on a host where fewer threads than this want to run per CPU: elsewhere it may wait for one."""
     computing: float = 0.75
     """CPUs per worker from which it does nothing else."""
     runnable: float = 0.8
@@ -87,10 +89,10 @@ def applies(signals: Signals) -> bool:
 
 def starved(signals: View, limits: StarvedLimits, doing: Doing) -> Starved | None:
     """The ranks whose input stalls them while their workers are *doing* this; None where there are none."""
-    budget, wait, load = signals[StepBudget], signals[InputWait], signals.get(HostLoad)
+    budget, wait = signals[StepBudget], signals[InputWait]
     floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     stalls = {row["rank"]: row for row in wait.per_rank.iter_rows(named=True)}
-    cpu_ms = load.cpu_ms if load is not None else {}
+    cpu_ms = _free_cpu_ms(signals, limits)
     rows = tuple(
         row
         for row in signals[LoaderWorkers].table.sort("rank").iter_rows(named=True)
@@ -108,6 +110,22 @@ def starved(signals: View, limits: StarvedLimits, doing: Doing) -> Starved | Non
         median(stalls[rank]["stall_share"] for rank in ranks),
         rows,
     )
+
+
+def _free_cpu_ms(signals: View, limits: StarvedLimits) -> Mapping[int, float]:
+    """CPU time per step of the ranks on hosts with CPUs for all that want one."""
+    load = signals.get(HostLoad)
+    if load is None:
+        return {}
+    busy = load.table.filter(load.table["runnable_per_cpu"] >= limits.crowded)
+    crowded = set(busy["host"].to_list())
+    seats = signals[LoaderWorkers].table
+    alone = load.table.height == 1
+    kept = {
+        rank for rank, host in seats.select("rank", "host").iter_rows()
+        if not (crowded and (alone or host in crowded))
+    }  # fmt: skip
+    return {rank: ms for rank, ms in load.cpu_ms.items() if rank in kept}
 
 
 def _doing(row: Mapping[str, Any], cpu_ms: float | None, limits: StarvedLimits) -> Doing:

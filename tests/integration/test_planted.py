@@ -83,7 +83,9 @@ PLANTED = {
         "--width=1024 --layers=4 --save-every=1",
         "--width=1024 --layers=4 --save-every=30",
     ),
-    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "512", "1", job="planted_offload", module=WITH_DEEPSPEED),
+    "starved_cpu_optimizer": Planted(
+        "DD1002", EVERYBODY, "2048 8", "512 512", job="planted_offload", module=WITH_DEEPSPEED
+    ),
     "more_compute_on_one_rank": Planted("DD501", CULPRIT, "--products=12", "--products=0"),
     "logging_on_one_rank": Planted(
         "DD208", CULPRIT, "--log-every=1", "--width=1024 --layers=4 --log-every=40", module=WITH_TENSORBOARD
@@ -91,11 +93,11 @@ PLANTED = {
     "vain_search_for_unused": Planted("DD802", EVERYBODY, "--find-unused", "--find-unused --spare", info=True),
     "updates_skipped": Planted("DD1102", EVERYBODY, "--scale --overflow-every=4", "--scale --clip=unscaled"),
     "clipped_while_scaled": Planted("DD1104", EVERYBODY, "--scale --clip=scaled", "--scale --overflow-every=40"),
-    "workers_wait_for_storage": loader("DD130", CULPRIT, "--one-rank --read-ms=300", "--read-ms=10 --step-ms=60"),
-    "workers_compute": loader("DD131", CULPRIT, "--one-rank --spin-ms=100", "--spin-ms=5 --step-ms=60"),
-    "workers_sleep": loader("DD133", EVERYBODY, "--sleep-ms=300", "--sleep-ms=80 --step-ms=60 --workers=4"),
+    "workers_wait_for_storage": loader("DD130", CULPRIT, "--one-rank --read-ms=300", "--read-ms=10 --step-ms=200"),
+    "workers_compute": loader("DD131", CULPRIT, "--one-rank --spin-ms=100", "--spin-ms=5 --step-ms=200"),
+    "workers_sleep": loader("DD133", EVERYBODY, "--sleep-ms=300", "--sleep-ms=80 --step-ms=200 --workers=4"),
     "batches_taken_slowly": loader(
-        "DD132", EVERYBODY, "--tokens=1000000", "--tokens=1000 --step-ms=60", needs_cpus=True
+        "DD132", CULPRIT, "--one-rank --tokens=1000000", "--tokens=1000 --step-ms=200", needs_cpus=True
     ),
 }
 QUICK = ("slow_input_on_one_rank",)
@@ -111,7 +113,7 @@ def diagnosed(folder: Path, planted: Planted, options: str) -> Diagnosis:
     if planted.module:
         python = python_with(planted.module)
     if planted.module == WITH_DEEPSPEED:
-        variables, own = {**deepspeed_environment(python), "OMP_WAIT_POLICY": "active"}, []
+        variables, own = deepspeed_environment(python), []
     job = [python, *TORCHRUN[1:], "--standalone", "--nproc-per-node=2", str(JOBS / f"{planted.job}.py"), *own]
     watched = recorded(out, "--no-report", "--sample-interval=0.25")
     done = run([*watched, *job, *options.split()], cwd=folder, env=environment(**variables))

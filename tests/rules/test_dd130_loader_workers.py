@@ -92,6 +92,8 @@ def test_a_training_process_that_waits_for_a_cpu_is_not_said_to_be_busy_taking_b
     assert speaks(READY, host_load=waiting) == []
     assert abstains(READY, host_load=waiting)
     assert speaks(READY, host_load=None) == []
+    assert speaks(READY, host_load={"runnable_per_cpu": 1.6}) == []
+    assert speaks(READY, host_load={"runnable_per_cpu": 1.4}) == ["DD132"]
 
 
 def test_idle_cpus_are_room_for_more_workers() -> None:
