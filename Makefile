@@ -19,8 +19,10 @@ PIP_INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-i
 TORCH := torch==2.13.0
 NEWEST_TORCH := torch==2.14.1
 OLDEST_TORCH := torch==2.4.1
-FRAMEWORKS := deepspeed lightning transformers accelerate tensorboard
+FRAMEWORKS := deepspeed lightning transformers accelerate tensorboard coverage opentelemetry-distro
 PYTEST_WORKERS ?= 2
+# The recorder's native kernel: half a minute of one core, once; without a compiler its tests are skipped.
+KERNEL := if command -v $${CXX:-g++} > /dev/null; then nice $(BIN)/python -m ddiag.capture.native build --if-missing; fi
 
 .PHONY: help setup demo test lint test-long venvs bench docs clean
 
@@ -75,13 +77,15 @@ lint: .venv/stamp
 
 test: .venv/stamp .venv-hta/stamp lint
 	@tools/get_chromium
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup --ignore tests/integration
+	@($(KERNEL)) & built=$$!; \
+	  $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup --ignore tests/integration; wait $$built
 	# Real trainings are timed: they get the machine for themselves.
 	$(BIN)/python -m pytest -q tests/integration
 
 # Tests that need an environment of `make venvs` are skipped where it is not.
 test-long: .venv/stamp .venv-hta/stamp
 	@tools/get_chromium
+	@$(KERNEL)
 	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup -m long --timeout 1800
 
 bench: .venv/stamp .venv-hta/stamp

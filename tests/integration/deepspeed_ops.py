@@ -28,8 +28,12 @@ _built: set[Path] = set()
 
 
 def python_with(module: str) -> str:
-    """The interpreter that has *module*; skips the calling test without one."""
-    python = other_python(".venv-frameworks")
+    """The interpreter that has *module*; skips the calling test without one.
+
+    Its path is the same from every checkout that shares the environment: operators are compiled anew for another.
+    """
+    found = other_python(".venv-frameworks")
+    python = found.parent.resolve() / found.name
     done = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         pytest.skip(f"{module} cannot be imported: {done.stderr.strip().splitlines()[-1]}")

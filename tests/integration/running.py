@@ -16,6 +16,35 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run")
 LIMIT_S = 150.0
+TRAIN = """
+import os, sys, time
+import torch, torch.distributed as dist
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+if "FAILURES" in os.environ:  # torchrun's own store may still hold the addresses of the attempt before
+    numbers = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store-{attempt}", **numbers)
+else:
+    dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+STEPS = int(os.environ.get("STEPS", "12"))
+for step in range(STEPS):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 16)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        print(step, loss.item(), flush=True)
+    if step == 5 and rank == 1 and attempt < int(os.environ.get("FAILURES", "0")):
+        sys.exit(9)
+    if step == 5 and "WAIT" in os.environ:
+        open(f"waiting-{rank}-{os.getpid()}", "w").close()
+        time.sleep(120)
+dist.destroy_process_group()
+"""
+"""A DDP training whose losses rank 0 prints; it fails or waits where variables say so."""
 T = TypeVar("T")
 
 

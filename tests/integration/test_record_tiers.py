@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +16,16 @@ from tests.integration.recording import record
 from tests.shared import other_python
 
 MIB = 1 << 20
+
+
+@pytest.mark.long
+def test_where_there_is_a_compiler_the_default_tier_is_the_native_one(tmp_path: Path) -> None:
+    """Else all that is tested with the kernel would be skipped without a word."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no g++")
+    assert cached(torch.version).exists(), "python -m ddiag.capture.native build --if-missing"
+    (rank,) = record(tmp_path, "flood", "10", ranks=1).ranks
+    assert rank.tier == "native"
 
 
 @pytest.mark.long

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from ddiag.schema.samples import RANK_FIELDS, read_samples
 from tests.integration.running import (
     PYTHON,
     TORCHRUN,
+    TRAIN,
     children,
     environment,
     eventually,
@@ -36,35 +35,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="recording needs Linux"),
 ]
-
-TRAIN = """
-import os, sys, time
-import torch, torch.distributed as dist
-attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-if "FAILURES" in os.environ:  # torchrun's own store may still hold the addresses of the attempt before
-    numbers = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store-{attempt}", **numbers)
-else:
-    dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(0)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-STEPS = int(os.environ.get("STEPS", "12"))
-for step in range(STEPS):
-    optimizer.zero_grad()
-    loss = model(torch.randn(8, 16)).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    if rank == 0:
-        print(step, loss.item(), flush=True)
-    if step == 5 and rank == 1 and attempt < int(os.environ.get("FAILURES", "0")):
-        sys.exit(9)
-    if step == 5 and "WAIT" in os.environ:
-        open(f"waiting-{rank}-{os.getpid()}", "w").close()
-        time.sleep(120)
-dist.destroy_process_group()
-"""
 
 
 def _torchrun(folder: Path, *options: str, ranks: int = 2) -> list[str]:
@@ -189,45 +159,6 @@ def test_a_shell_that_starts_the_job_keeps_its_own_exit_code(tmp_path: Path) -> 
     assert len(find_processes(only_run(tmp_path / "runs"))) == 2
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
-def test_mpirun_hands_the_recorder_to_every_rank(tmp_path: Path) -> None:
-    job = script(
-        tmp_path,
-        "import os\n"
-        "os.environ.setdefault('RANK', os.environ['OMPI_COMM_WORLD_RANK'])\n"
-        "os.environ.setdefault('WORLD_SIZE', os.environ['OMPI_COMM_WORLD_SIZE'])\n" + TRAIN,
-    )
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
-    variables |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0"}
-    command = ["mpirun", "--oversubscribe", "-np", "2", PYTHON, job]
-    done = run([*recorded(tmp_path / "runs", "--no-report"), *command], env=environment(**variables))
-    assert done.returncode == 0, done.stderr
-    folder = only_run(tmp_path / "runs")
-    assert [(files.rank, _steps(files)) for files in find_processes(folder)] == [(0, 12), (1, 12)]
-    assert read_manifest(folder).launcher == "mpirun"
-
-
-def test_one_supervisor_per_task_of_a_slurm_step_share_a_run(tmp_path: Path) -> None:
-    """``srun ddiag run -- python train.py``: a supervisor for each rank."""
-    job = script(tmp_path, TRAIN, name="train.py")
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
-    shared |= {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
-    tasks = [
-        start(
-            [*recorded(tmp_path / "runs"), PYTHON, job],
-            env={**environment(**shared), "RANK": str(rank), "SLURM_PROCID": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    said = [task.communicate(timeout=150)[1] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
-    folder = only_run(tmp_path / "runs")
-    assert [files.rank for files in find_processes(folder)] == [0, 1]
-    assert json.loads((folder / DIAGNOSIS).read_text())["coverage"]["ranks_seen"] == [0, 1]
-    assert sum(b"report:" in one for one in said) == 1
-    assert len(list((folder / "nodes").glob("*.samples"))) == 1
-
-
 def test_steps_asked_for_are_profiled_on_every_rank(tmp_path: Path) -> None:
     command = [*recorded(tmp_path / "runs", "--profile-steps", "4:6"), *_torchrun(tmp_path)]
     done = run(command, cwd=tmp_path)
@@ -302,9 +233,3 @@ def test_a_running_job_is_diagnosed_as_one_that_runs(tmp_path: Path) -> None:
     assert found["verdict"]["status"] in ("healthy", "degraded", "inconclusive")
     assert found["coverage"]["ranks_seen"] == [0, 1]
     assert not {"DD901", "DD943"} & {one["rule"] for one in found["findings"]}
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
