@@ -38,7 +38,7 @@ from tools.bench_recorder import STEP_SHARE, Verdicts, shares
 from tools.bench_recorder_measure import Wanted, blocks, finished, measure, tiers_of, torchrun
 
 JOB = Path(__file__).with_name("gpu_check_job.py")
-JOB_LIMIT_S = 100
+JOB_LIMIT_S = 150
 LIMIT_S = 480
 STEPS_OF_ROUND, OTHER_STEPS = 96, 60
 """Steps that a round of the comparison takes, and those before it."""
@@ -71,8 +71,8 @@ for _ in range(3):
 print(took, torch.cuda.get_device_properties(0).total_memory)
 """
 """How long a step of the comparison takes here; forward and backward are nearly all of it."""
-_MEMORY = 16 << 30
-"""What two replicas of the comparison's model and their gradients need."""
+_MEMORY = 30 << 30
+"""What the comparison needs: a replica, its gradients, buckets and activations, beside one not yet let go of."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ddiag.analysis import derive
 from ddiag.api import diagnose
 from ddiag.ingest import load
 from ddiag.model.run import Run
-from ddiag.model.signals import Collectives, GradBuckets, StepBudget
+from ddiag.model.signals import Collectives, GradBuckets, Links, StepBudget
 from ddiag.model.signals_recorded import StoodStill
 from ddiag.schema.phases import Flag, Kind, Op, Phase, State
 from ddiag.schema.ring import NO_DTYPE, NO_NAME
@@ -19,6 +19,7 @@ from tests.recordings import MS, TID, Plan, Writer, files_of, healthy, write_run
 
 FORWARD_MS, BACKWARD_MS, TRANSFER_MS, HOST_MS = 30.0, 40.0, 12.0, 6.0
 CALLS = 2
+SIZE = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,9 @@ class Reducing(Writer):
         self.now += int(HOST_MS * MS) if how.asynchronous else int(TRANSFER_MS * MS)
 
     def _call(self, number: int, phase: Phase, flags: int) -> int:
-        size = 8 << 20
         return self.ring.begin(
             Kind.COLLECTIVE, Op.ALL_REDUCE, flags, self.group, NO_NAME, number, phase, self.dtype, -1,
-            -1, self.now, self.now, 0, size, size, TID, 0.0, State.OPEN, 0,
+            -1, self.now, self.now, 0, SIZE, SIZE, TID, 0.0, State.OPEN, 0,
         )  # fmt: skip
 
 
@@ -236,3 +236,13 @@ def test_beside_an_asynchronous_call_on_a_device_the_stream_computes(tmp_path: P
     assert budget is not None
     assert budget.mean("comm_transfer_ms") == pytest.approx(0.0)
     assert budget.mean("overlapped_comm_ms") == pytest.approx(CALLS * TRANSFER_MS)
+
+
+def test_bandwidth_is_known_of_calls_timed_on_a_device_alone(tmp_path: Path) -> None:
+    """A host's spans hold its threads' turns at the processors, too."""
+    on_device, on_host = (Reduction(device=device) for device in (True, False))
+    links = derive(job(tmp_path / "device", on_device, on_device)).get(Links)
+    assert links is not None
+    assert links.table["busbw_gbps"].to_list() == pytest.approx([SIZE / (TRANSFER_MS * MS)])
+    assert links.slow_groups == ()
+    assert derive(job(tmp_path / "host", on_host, on_host)).get(Links) is None
