@@ -89,10 +89,10 @@ def _take(found: NodeSamples, sample: Mapping[str, Any]) -> None:
     if kind == "devices":
         found.devices = sample
     elif kind == "xid":
-        found.xids.append((at, int(sample.get("device", -1)), int(sample.get("xid", -1))))
+        found.xids.append((at, _whole(sample.get("device")), _whole(sample.get("xid"))))
     elif kind == "device_processes":
         pids = sample.get("pids")
-        users = found.users.setdefault(int(sample.get("device", -1)), set())
+        users = found.users.setdefault(_whole(sample.get("device")), set())
         users |= {pid for pid in pids if isinstance(pid, int)} if isinstance(pids, list) else set()
     elif kind == "exit":
         _ended(found, sample)
@@ -105,7 +105,7 @@ def _take(found: NodeSamples, sample: Mapping[str, Any]) -> None:
     elif kind == "nvlinks":
         _linked(found, sample)
     elif kind == "device_trouble" and _LOST in str(sample.get("what")):
-        found.lost.setdefault(int(sample.get("device", -1)), (at, str(sample["what"])))
+        found.lost.setdefault(_whole(sample.get("device")), (at, str(sample["what"])))
     elif kind == "sample":
         found.rows.extend((rank, name, at, value) for rank, name, value in _values(found, sample))
 
@@ -171,6 +171,11 @@ _LISTED = {
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _whole(value: Any) -> int:
+    """-1 for what is none (the driver did not tell, or the line is damaged)."""
+    return value if isinstance(value, int) else -1
 
 
 def _is_number(value: Any) -> bool:

@@ -17,7 +17,7 @@ def device_rows(node: NodeSamples) -> Iterator[dict[str, object]]:
     for index, device in enumerate(described(node)):
         ranks = {node.rank_of[pid] for pid in node.users.get(index, ()) if pid in node.rank_of}
         yield {
-            **{name: device.get(name) for name in _TOLD},
+            **{name: value for name in _TOLD if isinstance(value := device.get(name), (int, float, str))},
             "host": node.host,
             "device": index,
             "bus_id": bus_id(device),
@@ -46,11 +46,9 @@ def of_rank(pid: int, host: str | None, nodes: Sequence[NodeSamples]) -> dict[st
         return {}
     devices = described(own[0])
     used = [device for index, device in enumerate(devices) if pid in own[0].users.get(index, ())]
-    kinds = {(device.get("name"), device.get("memory_bytes")) for device in used or devices}
-    if len(kinds) != 1:
-        return {}
-    name, memory = kinds.pop()
-    return {"device_name": name, "device_memory_bytes": memory}
+    kinds = {(str(device.get("name")), str(device.get("memory_bytes"))) for device in used or devices}
+    name, memory = kinds.pop() if len(kinds) == 1 else ("", "")
+    return {"device_name": name, "device_memory_bytes": int(memory)} if memory.isdigit() else {}
 
 
 def told(node: NodeSamples) -> Iterator[Event | NodeFact]:

@@ -191,3 +191,18 @@ def test_the_port_of_one_node_that_loses_packets() -> None:
     assert "loses packets: out_of_sequence 9,000" in seen.title
     fine = NodeFacts((*usual, *port_facts("c", out_of_sequence=40)))
     assert findings("DD423", node_facts=fine) == []
+
+
+def test_damaged_lines_and_faults_of_unknown_devices_cost_nothing_else(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        {"kind": "xid", "device": None, "xid": 79},
+        {"kind": "device_trouble", "device": "gpu", "what": "temp_c: GPU is lost"},
+        {"kind": "nvlinks", "device": 0, "links": [7, {"link": "x"}]},
+        {"kind": "affinity", "pid": "x"},
+        {"kind": "ib_ports", "ports": {"mlx5_0/1": 4}},
+    ]
+    devices = ({**H100, "memory_bytes": {}}, H100)
+    node = Node(devices=devices, told=tuple(odd), device=({"remapped_rows": [None]}, {}))
+    run = recorded(tmp_path / "run", node, device_bytes=1, reserved_bytes=1)
+    assert run.table("ranks").sort("rank")["device_name"].to_list() == [None, H100["name"]]
+    assert found(run)["DD907"].culprits.devices == ()
