@@ -11,6 +11,7 @@ import pytest
 from ddiag.api import diagnose, load
 from ddiag.rulekit import Finding
 from ddiag.rulekit.diagnosis import Status
+from ddiag.schema.samples import HEADER_KIND, encode
 from tests.recorded_settings import NODE, group, process, record
 
 ALWAYS = {"DD206"}
@@ -86,6 +87,25 @@ def test_a_harmful_variable_is_found_where_it_is_read(
     if not name.startswith(("CUDA", "PYTORCH")):
         over_gloo = told({name: value}, "gloo")
         assert found(record(tmp_path / "c", over_gloo, over_gloo)) == {}
+
+
+TOPOLOGY = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-7\nGPU1\tNV18\t X \t0-7\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "backend", "rules"),
+    [({"NCCL_P2P_DISABLE": "1"}, "nccl", {"DD421"}), ({"NCCL_P2P_DISABLE": "1"}, "gloo", set()), ({}, "nccl", set())],
+)
+def test_peer_access_that_is_off_matters_where_nvlink_joins_devices(
+    tmp_path: Path, variables: dict[str, str], backend: str, rules: set[str]
+) -> None:
+    each = told(variables, backend)
+    record(tmp_path, each, each)
+    (tmp_path / "nodes").mkdir(exist_ok=True)
+    lines = ({"kind": HEADER_KIND, "format_version": 1, "host": "node0"}, {"kind": "topology", "text": TOPOLOGY})
+    (tmp_path / "nodes" / "node0.samples").write_bytes(b"".join(encode({"t": 1, **line}) for line in lines))
+    findings = diagnose(load([str(tmp_path)])).findings
+    assert {one.rule for one in findings if one.explained_by is None} - ALWAYS == rules
 
 
 def test_a_rank_alone_may_have_it(tmp_path: Path) -> None:
