@@ -47,7 +47,7 @@ def _first_again(env: "os._Environ[str] | dict[str, str]") -> "dict[str, str]":
         ours = [place for place in places if place and os.path.abspath(place) == _HERE]
         if ours and places[0] != ours[0]:
             return {"PYTHONPATH": os.pathsep.join([ours[0]] + [place for place in places if place not in ours])}
-    except Exception:  # noqa: BLE001 - nothing may reach the job: an environment of another kind stays as it is
+    except (AttributeError, OSError, TypeError):  # an environment of another kind stays as it is
         return {}
     return {}
 
