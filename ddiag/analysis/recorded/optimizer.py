@@ -13,8 +13,6 @@ from ddiag.analysis.steps import StepWindows
 from ddiag.model.run import Run
 from ddiag.model.signals import Copies, OptimizerStep
 
-_LARGE_BYTES = 1 << 20
-
 
 def recorded_optimizer(run: Run, windows: StepWindows) -> OptimizerStep | None:
     """Host time of the update and the updates that were skipped; None when no optimizer stepped in steady steps."""
@@ -49,7 +47,10 @@ def _most(steps: pl.DataFrame, flag: str) -> int:
 
 
 def recorded_copies(run: Run, windows: StepWindows) -> Copies | None:
-    """Offloading as its own marks show it; None where nothing is offloaded."""
+    """Offloading as its own marks show it; None where nothing is offloaded.
+
+    No rates: the host's time in a copy may hold the cast before it or, of pinned memory, nothing but the request.
+    """
     ranks = ranks_with_steps(windows)
     updates = {rank: in_phase(run, rank, "cpu_optimizer") for rank in ranks}
     rows = run.table("copies")
@@ -61,11 +62,11 @@ def recorded_copies(run: Run, windows: StepWindows) -> Copies | None:
     sides = {side: inside.filter(pl.col("direction") == side) for side in ("h2d", "d2h")}
     copying = {side: _busy_ms(part) / max(steps, 1) for side, part in sides.items()}
     per_rank = [ms_per_step(updates[rank], host_windows(windows, rank)) for rank in ranks]
-    exposed = sum(copying.values())
+    exposed = _busy_ms(inside) / max(steps, 1)
     return Copies(
         table=_table(sides, copying, steps),
-        h2d_gbps=_gbps(sides["h2d"]),
-        d2h_gbps=_gbps(sides["d2h"]),
+        h2d_gbps=None,
+        d2h_gbps=None,
         pageable_share=None,
         pageable_exposed_ms=0.0,
         exposed_ms=exposed,
@@ -93,13 +94,6 @@ def _union(rows: pl.DataFrame) -> Intervals:
     return spans_union(rows)
 
 
-def _gbps(rows: pl.DataFrame) -> float | None:
-    """Bytes per ns over copies of 1 MiB and more."""
-    large = rows.filter(pl.col("bytes") >= _LARGE_BYTES)
-    ns = _busy_ms(large) * 1e6
-    return int(large["bytes"].sum()) / ns if ns else None
-
-
 def _table(sides: dict[str, pl.DataFrame], copying: dict[str, float], steps: int) -> pl.DataFrame:
     rows = [
         {
@@ -108,7 +102,7 @@ def _table(sides: dict[str, pl.DataFrame], copying: dict[str, float], steps: int
             "count_per_step": part.height / max(steps, 1),
             "bytes_per_step": round(int(part["bytes"].sum() or 0) / max(steps, 1)),
             "ms_per_step": copying[side],
-            "gbps": _gbps(part),
+            "gbps": None,
             "exposed_ms": copying[side],
         }
         for side, part in sides.items()

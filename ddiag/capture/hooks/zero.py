@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: its buckets and units, what offloading copies, the optimizer on the CPU, and swaps to NVMe.
+"""DeepSpeed ZeRO: its buckets and units, and swaps to NVMe; what offloading copies is in ``zero_copies.py``.
 
 All of these are private to DeepSpeed and differ between versions: what exists is wrapped, a fact names what is missing.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.door import around
-from ddiag.capture.hooks import labels
+from ddiag.capture.hooks import labels, zero_copies
 from ddiag.capture.hooks.units import Scope, done, scope
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
@@ -145,21 +145,11 @@ def _step(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
 
 def _stepped(_token: bool, _result: Any, _failed: bool) -> None:
     labels.pop()
-
-
-def _bytes(args: tuple[Any, ...]) -> int:
-    """Of a parameter, or of a list of tensors."""
-    given = args[-1]
-    tensors = given if isinstance(given, (list, tuple)) else [given]
-    return sum(int(one.numel()) * one.element_size() for one in tensors if hasattr(one, "element_size"))
+    zero_copies.returned((), {})
 
 
 def _nothing(_args: tuple[Any, ...]) -> int:
     return 0
-
-
-def _offloads(optimizer: Any) -> bool:
-    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
 
 
 def _swaps(optimizer: Any) -> bool:
@@ -171,24 +161,19 @@ def _always(_owner: Any) -> bool:
 
 
 _STEP = (_step, _stepped)
-_ON_CPU = _copy(Copy.CPU_OPTIMIZER, _offloads, _nothing, "zero/subgroup{}")
-_GRADIENT_DOWN = _copy(Copy.D2H, _always, _bytes, "zero/gradient")
 _HOOKS: dict[str, dict[str, dict[str, tuple[Before, Callable[..., None]]]]] = {
     "stage_1_and_2": {
         "DeepSpeedZeroOptimizer": {
             "reduce_ipg_grads": _unit(Unit.REDUCE_GRAD, _next_bucket),
             "step": _STEP,
-            "_optimizer_step": _ON_CPU,
-            "async_inplace_copy_grad_to_fp32_buffer_from_gpu": _GRADIENT_DOWN,
-            "async_accumulate_grad_in_cpu_via_gpu": _GRADIENT_DOWN,
+            **zero_copies.STAGE_1_AND_2,
         }
     },
     "stage3": {
         "DeepSpeedZeroOptimizer_Stage3": {
             "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads": _unit(Unit.REDUCE_GRAD, _next_bucket),
             "step": _STEP,
-            "_optimizer_step": _ON_CPU,
-            "partition_grads": _copy(Copy.D2H, _offloads, _bytes, "zero/gradient"),
+            **zero_copies.STAGE_3,
             "_optimizer_states_and_gradient_swap_in": _copy(Copy.SWAP_IN, _swaps, _nothing, "zero/subgroup{}"),
             "_optimizer_states_and_gradient_swap_out": _copy(Copy.SWAP_OUT, _swaps, _nothing, "zero/subgroup{}"),
         }
