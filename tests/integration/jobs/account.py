@@ -70,7 +70,15 @@ class Account:
         (OUT / f"rank{dist.get_rank()}.json").write_text(text)
 
 
-_TYPES = {"Float": "float32", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Byte": "uint8", "Half": "half"}
+_TYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Byte": "uint8",
+    "Half": "half",
+}
 
 
 def flight_recorder() -> list[dict[str, Any]]:
