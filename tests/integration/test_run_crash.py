@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +14,19 @@ import pytest
 
 from ddiag.api import diagnose, load
 from ddiag.rulekit.diagnosis import Diagnosis, Status
-from ddiag.schema.folder import read_manifest
-from tests.integration.running import TORCHRUN, environment, eventually, only_run, recorded, run, script, start
+from ddiag.schema import steps
+from ddiag.schema.folder import find_processes, read_manifest
+from tests.integration.running import (
+    TORCHRUN,
+    environment,
+    eventually,
+    only_run,
+    outcome,
+    recorded,
+    run,
+    script,
+    start,
+)
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -69,6 +82,90 @@ def test_the_rank_that_ended_first_is_named(tmp_path: Path, how: str) -> None:
     assert finding.culprits.ranks == (1,), finding
     # On a crowded machine the launcher may be quicker to clear away what was killed than we are to look at it.
     assert words in finding.title or (words.startswith("killed") and "how was not seen" in finding.title)
+
+
+TRAIN_AND_END = """
+import atexit, os, resource, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+atexit.register(print, "an exit function of the job")
+BEFORE
+for number in range(10):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    os.write(1, b"step %d\\n" % number)  # in one piece, beside another rank's
+if dist.get_rank() == dist.get_world_size() - 1:
+    END
+time.sleep(60)
+"""
+SAVE = "signal.signal(signal.SIGTERM, lambda *_: (print('saving', flush=True), sys.exit(7)))"
+SAY = "sys.excepthook = lambda kind, *_: print('a hook of the job saw', kind.__name__)"
+HOW_IT_ENDS = {
+    "raises": ("", "raise ValueError('bad batch')", 1),
+    "raises, with a hook of its own": (SAY, "raise ValueError('bad batch')", 1),
+    "exits with 3": ("", "sys.exit(3)", 3),
+    "exits without cleaning up": ("", "os._exit(4)", 4),
+    "SIGTERM": ("", "os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "SIGTERM, handled": (SAVE, "os.kill(os.getpid(), signal.SIGTERM)", 7),
+    "SIGINT": ("", "os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    "SIGUSR1, ignored": (
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)", "os.kill(os.getpid(), signal.SIGUSR1); sys.exit(5)", 5
+    ),
+    "SIGKILL": ("", "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "aborts": ("", "os.abort()", -signal.SIGABRT),
+}  # fmt: skip
+"""What the job does before it trains, how it ends, and its exit code."""
+_TIMES_AND_PIDS = re.compile(rb"\d+|/tmp/\S+")
+
+
+def said(done: subprocess.CompletedProcess[bytes]) -> tuple[int, list[bytes], list[bytes]]:
+    """Exit code, and the lines of both outputs (of several ranks, in whatever order), but for times, pids and ports."""
+    code, out, err = outcome(done)
+    return code, *(sorted(_TIMES_AND_PIDS.sub(b"#", text).splitlines()) for text in (out, err))
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(one, marks=() if one == "SIGTERM, handled" else pytest.mark.long) for one in HOW_IT_ENDS]
+)
+def test_a_recorded_training_dies_as_it_would_unrecorded(tmp_path: Path, how: str) -> None:
+    before, end, code = HOW_IT_ENDS[how]
+    job = [sys.executable, script(tmp_path, TRAIN_AND_END.replace("BEFORE", before).replace("END", end))]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    bare = run(job, cwd=tmp_path, env=environment(**alone))
+    ours = run([*recorded(tmp_path / "runs", "--no-report"), *job], cwd=tmp_path, env=environment(**alone))
+    assert said(ours) == said(bare)
+    assert ours.returncode == code
+    assert ours.stdout.count(b"step") == 10
+    assert _steps(only_run(tmp_path / "runs")) == {0: 10}
+
+
+WORKERS = ("raises", "exits with 3", "SIGTERM", "SIGTERM, handled", "SIGKILL")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", WORKERS)
+def test_torchrun_says_of_a_recorded_worker_what_it_would_say_of_another(tmp_path: Path, how: str) -> None:
+    before, end, code = HOW_IT_ENDS[how]
+    path = script(tmp_path, TRAIN_AND_END.replace("BEFORE", before).replace("END", end))
+    job = [*TORCHRUN, "--standalone", "--nproc-per-node=2", path]
+    bare = run(job, cwd=tmp_path, env=environment())
+    ours = run([*recorded(tmp_path / "runs", "--no-report"), *job], cwd=tmp_path, env=environment())
+    assert said(ours) == said(bare)
+    assert ours.returncode == 1
+    assert re.search(rb"exitcode *: %d\b" % code, ours.stderr)
+    assert ours.stdout.count(b"step") == 20
+    assert _steps(only_run(tmp_path / "runs")) == {0: 10, 1: 10}
+
+
+def _steps(folder: Path) -> dict[int, int]:
+    return {one.rank: len(steps.unpack(one.steps.read_bytes())) for one in find_processes(folder)}
 
 
 @pytest.mark.long
