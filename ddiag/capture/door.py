@@ -167,14 +167,14 @@ def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return safe
 
 
-def callback(name: str, function: Callable[[Any], object]) -> Callable[[Any], None]:
-    """:func:`guarded` for what C++ calls with one argument, as often as there are collectives."""
+def callback(name: str, function: Callable[..., object]) -> Callable[..., None]:
+    """:func:`guarded` for what is called as often as there are collectives, and never while code is compiled."""
     hook = DOOR.hook(name)
 
-    def safe(argument: Any) -> None:
+    def safe(*arguments: Any) -> None:
         if hook.live:
             try:
-                function(argument)
+                function(*arguments)
             except Exception as error:  # noqa: BLE001 - this is the door
                 DOOR.failed(hook, error)
 

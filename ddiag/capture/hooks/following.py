@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from ddiag.capture.door import DOOR
+from ddiag.capture.door import callback
 from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.phases import Op, State
@@ -88,11 +88,20 @@ def _drain(ids: Collection[int], limit_s: float) -> None:
         time.sleep(0.001)
 
 
-_hook = DOOR.hook("collective.done")
+def _over(active: Recorder, token: int, future: Any) -> None:
+    try:
+        future.value()
+    except RuntimeError:
+        active.complete(token, ok=False)
+    else:
+        active.complete(token)
+
+
+_done = callback("collective.done", _over)
 
 
 class Told:
-    """The callback of one collective: a backend holds it, calls it when that is over, and lets go of it.
+    """What a backend holds of one collective: it calls it when that is over, and lets go of it.
 
     A weak set of partial functions would do; it costs the issuing thread three times as much.
     """
@@ -109,17 +118,7 @@ class Told:
         held.add(id(self))
 
     def __call__(self, future: Any) -> None:
-        if not _hook.live:
-            return
-        try:
-            try:
-                future.value()
-            except RuntimeError:
-                self._active.complete(self._token, ok=False)
-            else:
-                self._active.complete(self._token)
-        except Exception as error:  # noqa: BLE001 - this is the door, by hand
-            DOOR.failed(_hook, error)
+        _done(self._active, self._token, future)
 
     def __del__(self) -> None:
         self._held.discard(id(self))

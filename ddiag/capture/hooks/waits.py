@@ -52,14 +52,7 @@ def forget(active: recorder.Recorder) -> None:
 
 def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     """``door.around`` by hand: a wait happens as often as a collective, and must cost as little."""
-    hook = door.DOOR.hook("Work.wait")
-
-    def finish(active: recorder.Recorder, work: Any, began: int, ok: bool) -> None:
-        if hook.live:
-            try:
-                _finish(active, work, began, ok)
-            except Exception as error:  # noqa: BLE001 - this is the door, by hand
-                door.DOOR.failed(hook, error)
+    finish = door.callback("Work.wait", _finish)
 
     @functools.wraps(original)
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
