@@ -61,13 +61,20 @@ def test_its_healthy_twin_reduces_beside_backward(tmp_path: Path) -> None:
     assert [(one.rule, one.title) for one in found] == []
 
 
-@pytest.mark.parametrize("options", [("ddp", "--late-ms=150"), ("none", "--tell", "--late-ms=150")])
-def test_who_waits_for_a_late_rank_does_not_communicate(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_who_waits_for_a_late_rank_does_not_communicate(tmp_path: Path) -> None:
     """Nearly all time in calls is spent waiting; the late rank is named, and what moves data is not."""
-    found, _ = diagnosed(tmp_path, *options)
+    found, _ = diagnosed(tmp_path, "ddp", "--late-ms=150")
     shown = [(one.rule, one.title) for one in found]
     assert EXPOSED not in [one.rule for one in found], shown
     assert [one.culprits.ranks for one in found if one.rule.startswith(LATE)] == [(1,)], shown
+
+
+def test_a_number_that_all_ranks_tell_each_other_late_is_no_exposed_communication(tmp_path: Path) -> None:
+    """After the update, of four bytes: all of it is waiting."""
+    found, still = diagnosed(tmp_path, "none", "--tell", "--late-ms=150")
+    assert still.blocked_ms == 0.0
+    assert EXPOSED not in [one.rule for one in found]
+    assert {one.culprits.ranks for one in found if one.rule.startswith(LATE)} <= {(1,)}
 
 
 def test_what_an_evaluation_gathers_is_not_the_trainings(tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reduce", choices=("after", "hooks", "ddp", "none"))
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--batch", type=int, default=160)
     parser.add_argument("--late-ms", type=float, default=0.0, help="of one rank, before backward")
     parser.add_argument("--tell", action="store_true", help="the mean loss of all ranks in every step")
