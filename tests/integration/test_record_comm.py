@@ -127,7 +127,8 @@ def test_the_newest_and_the_oldest_torch(tmp_path: Path, environment: str, tier:
         assert bool(rank.true_calls) == (environment != ".venv-torch24")
         assert not rank.true_calls or rank.calls == rank.true_calls
         for step in (1, 2, 3):
-            assert [label for _, label in labels(rank, step)] == ["ddp0/bucket0", "ddp0/bucket1"]
+            reduced = [label for op, label in labels(rank, step) if op == "all_reduce"]
+            assert reduced == ["ddp0/bucket0", "ddp0/bucket1"]
     assert recording.errors == []
 
 
@@ -155,15 +156,18 @@ def test_a_native_kernel_that_was_built_is_the_default(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("environment", "tier"), [(".venv", "dispatch"), (".venv-torch214", "hooks")])
 def test_steps_that_a_tier_samples_are_whole(tmp_path: Path, environment: str, tier: str) -> None:
-    """After the first steps a dear tier looks at a share of them: at the same ones on every rank."""
+    """After the first steps a dear tier looks at a share of them, the ranks at the same ones."""
     python = str(other_python(environment))
     recording = record(tmp_path, "ddp", "1", "sync", "200", tier=tier, python=python)
     looked = [agrees_where_it_looked(rank) for rank in recording.ranks]
-    assert looked[0] <= looked[1] or looked[1] <= looked[0]
+    both = set.intersection(*looked)
+    # How many steps a rank leaves out changes as it goes on; those of the more careful one are looked at by both.
+    assert 2 * len(both - set(range(FIRST_STEPS))) >= min(map(len, looked)) - FIRST_STEPS > 0
     for rank, steps in zip(recording.ranks, looked, strict=True):
         assert set(range(FIRST_STEPS)) < steps < set(range(200))
         assert len(rank.steps) == 200
-        assert all(one.flags & Flag.SAMPLED for one in rank.collectives)
+        first_left_out = min(set(range(200)) - steps)
+        assert all(one.flags & Flag.SAMPLED for one in rank.collectives if one.step > first_left_out)
     assert recording.errors == []
 
 
