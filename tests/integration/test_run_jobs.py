@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddiag.api import load
 from ddiag.schema import steps
 from ddiag.schema.folder import DIAGNOSIS, REPORT, ProcessFiles, find_processes, read_manifest
 from ddiag.schema.samples import RANK_FIELDS, read_samples
@@ -28,7 +29,7 @@ from tests.integration.running import (
     start,
 )
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("run_jobs"),
@@ -59,6 +60,12 @@ def test_a_training_is_recorded_reported_and_not_changed(tmp_path: Path) -> None
     assert json.loads((folder / DIAGNOSIS).read_text())["coverage"]["ranks_seen"] == [0, 1]
     assert (folder / REPORT).stat().st_size > 10_000
     assert f"ddiag: report: {folder / REPORT}".encode() in ours.stderr
+    rows = load([str(folder)]).table("config")["kind", "key", "value"].rows()
+    told = {(kind, key): value for kind, key, value in rows}
+    assert told["env", "LOCAL_WORLD_SIZE"] == "2"  # which torchrun set, not who started us
+    assert told["package", "torch"] == torch.__version__
+    assert int(told["recorded", "process.threads"]) > 0
+    assert int(told["recorded", "process.cpus_of_host"]) == os.cpu_count()
 
 
 def test_a_restart_by_torchelastic_is_a_second_attempt(tmp_path: Path) -> None:
