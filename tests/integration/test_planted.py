@@ -83,9 +83,7 @@ PLANTED = {
         "--width=1024 --layers=4 --save-every=1",
         "--width=1024 --layers=4 --save-every=30",
     ),
-    "starved_cpu_optimizer": Planted(
-        "DD1002", EVERYBODY, "2048 8", "512 512", job="planted_offload", module=WITH_DEEPSPEED
-    ),
+    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "512", "1", job="planted_offload", module=WITH_DEEPSPEED),
     "more_compute_on_one_rank": Planted("DD501", CULPRIT, "--products=12", "--products=0"),
     "logging_on_one_rank": Planted(
         "DD208", CULPRIT, "--log-every=1", "--width=1024 --layers=4 --log-every=40", module=WITH_TENSORBOARD
@@ -124,7 +122,7 @@ def diagnosed(folder: Path, planted: Planted, options: str) -> Diagnosis:
     if planted.module:
         python = python_with(planted.module)
     if planted.module == WITH_DEEPSPEED:
-        variables, own = deepspeed_environment(python), []
+        variables, own = {**deepspeed_environment(python), "OMP_WAIT_POLICY": "active"}, []
     job = [python, *TORCHRUN[1:], "--standalone", "--nproc-per-node=2", str(JOBS / f"{planted.job}.py"), *own]
     watched = recorded(out, "--no-report", "--sample-interval=0.25")
     done = run([*watched, *job, *options.split()], cwd=folder, env=environment(**variables))

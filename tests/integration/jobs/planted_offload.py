@@ -1,7 +1,7 @@
 """A DeepSpeed training whose optimizer is offloaded to the CPU, as ``test_planted.py`` records it.
 
-The update has one thread, as everything has where torchrun sets OMP_NUM_THREADS=1. Whether that starves the job depends
-on how much there is to compute per update.
+The optimizer gets as many threads as it is told: in a container with two CPUs, OpenMP's default is that of the whole
+host, and hundreds of threads wait for each other by turns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,22 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-LAYERS, STEPS = 4, 20
-WIDTH, BATCH = int(sys.argv[1]), int(sys.argv[2])
+WIDTH, LAYERS, BATCH, STEPS = 512, 4, 512, 20
+OPTIMIZER_THREADS = int(sys.argv[1])
+
+
+def give_threads(optimizer: torch.optim.Optimizer) -> None:
+    """Its own number of threads for the update; everything else has one."""
+    step = optimizer.step
+
+    def with_threads(*args: object, **kwargs: object) -> object:
+        torch.set_num_threads(OPTIMIZER_THREADS)
+        try:
+            return step(*args, **kwargs)
+        finally:
+            torch.set_num_threads(1)
+
+    optimizer.step = with_threads
 
 
 def main() -> None:
@@ -28,6 +42,7 @@ def main() -> None:
         "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    give_threads(engine.optimizer.optimizer)
     batch = torch.randn(BATCH, WIDTH, dtype=torch.bfloat16)
     for _ in range(STEPS):
         engine.backward(engine(batch).float().square().mean())
