@@ -4,6 +4,7 @@ then, by the job's own account; and the job computes and ends as it would unreco
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="recording needs Linux"),
 ]
 
-WHOLE, UNTIL_KILLED = 200, 1500
+WHOLE, UNTIL_KILLED = 120, 1500
 """Steps of a job that is to end by itself, and of one that never gets there."""
 PAUSE_S = 0.02
 JOB = """
@@ -94,35 +96,41 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def exit_codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Of the unrecorded job whose worker, or whose first process, is killed."""
-    found = {"supervisor": -signal.SIGKILL, "both": -signal.SIGKILL}
-    for victim in ("worker", "job"):
+def exit_code(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
+    """By victim: of the supervisor that is killed, or of the unrecorded job."""
+
+    @functools.cache
+    def code(victim: str) -> int:
+        if victim in ("supervisor", "both"):
+            return -signal.SIGKILL
         folder = tmp_path_factory.mktemp(victim)
         with start([PYTHON, script(folder, JOB), str(UNTIL_KILLED), str(PAUSE_S)], cwd=folder) as process:
-            eventually(lambda folder=folder: len(_ranks(folder)) == 2, within_s=120)
+            eventually(lambda: len(_ranks(folder)) == 2, within_s=120)
             os.kill(process.pid if victim == "job" else _ranks(folder)[0], signal.SIGKILL)
             process.communicate()
-        found[victim] = process.returncode
-    return found
+        return process.returncode
+
+    return code
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", QUICK)
-def test_a_kill_at_a_random_moment(seed: int, tmp_path: Path, expected: list[str], exit_codes: dict[str, int]) -> None:
-    _kill_and_read(seed, tmp_path, expected, exit_codes)
+def test_a_kill_at_a_random_moment(
+    seed: int, tmp_path: Path, expected: list[str], exit_code: Callable[[str], int]
+) -> None:
+    _kill_and_read(seed, tmp_path, expected, exit_code)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [one for one in range(50) if one not in QUICK])
 def test_kills_at_many_random_moments(
-    seed: int, tmp_path: Path, expected: list[str], exit_codes: dict[str, int]
+    seed: int, tmp_path: Path, expected: list[str], exit_code: Callable[[str], int]
 ) -> None:
-    _kill_and_read(seed, tmp_path, expected, exit_codes)
+    _kill_and_read(seed, tmp_path, expected, exit_code)
 
 
-def _kill_and_read(seed: int, folder: Path, expected: list[str], exit_codes: dict[str, int]) -> None:
+def _kill_and_read(seed: int, folder: Path, expected: list[str], exit_code: Callable[[str], int]) -> None:
     chance = random.Random(seed)
     victim = VICTIMS[seed % len(VICTIMS)]
     started = chance.random() < 0.7 or victim in ("worker", "both")
@@ -141,7 +149,7 @@ def _kill_and_read(seed: int, folder: Path, expected: list[str], exit_codes: dic
         process.communicate()
         # Ranks that lost their parent (the job's first process) are waited for by nobody.
         eventually(lambda: not any(map(alive, _ranks(folder))), within_s=60)
-    assert process.returncode == exit_codes[victim]
+    assert process.returncode == exit_code(victim)
     codes = json.loads((folder / "codes").read_text()) if (folder / "codes").exists() else None
     assert {"worker": [-9, -9], "supervisor": [0, 0], "both": [-9, -9], "job": None}[victim] == codes
     for rank in range(2):
