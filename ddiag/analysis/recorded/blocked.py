@@ -4,8 +4,8 @@ Only calls that all members were seen in count, and of those the time after the 
 rank is not communication. What evaluation, checkpoints and logging communicate is theirs. Of the rest, what reduces
 gradients could run beside backward: calls in a backward pass that are waited for one by one, and those between backward
 and the update. Asynchronous ones in backward (DDP's buckets) are issued to run beside it; whether they do is a matter
-of bucket sizes. A group that forward waits for carries activations (tensor parallelism, synchronised batch norm), which
-nothing can run beside.
+of bucket sizes, as it is where a pass has one reduction only (all of ZeRO's in one bucket). A group that forward waits
+for carries activations (tensor parallelism, synchronised batch norm), which nothing can run beside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ddiag.analysis.backward import backward
+from ddiag.analysis.backward import MIN_GRADIENT_BYTES, backward
 from ddiag.analysis.intervals import Intervals, covered, intersect, subtract, union
 from ddiag.analysis.names import times
 from ddiag.analysis.rank_walk import by_rank
@@ -25,6 +25,9 @@ from ddiag.model.signals import Collectives
 from ddiag.model.signals_recorded import StoodStill
 
 _NOT_TRAINING = ("evaluation", "checkpoint", "logging")
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+_FEWEST = 2
+"""Reductions of gradients per step, from which one could run while others' gradients are still being computed."""
 _NS_PER_MS = 1e6
 
 
@@ -47,6 +50,8 @@ def blocked(run: Run, windows: StepWindows, collectives: Collectives) -> StoodSt
         alone = calls.filter(
             ~pl.col("comm").is_in(in_forward).fill_null(value=False) & _could_overlap(run, rank, calls)
         )
+        if alone.height < _FEWEST * len(start):
+            alone = alone.clear()
         others = in_phase(run, rank, *_NOT_TRAINING)
         moved, awaited = (subtract(_moving(some), others) for some in (calls, alone))
         stopped = intersect(awaited, stood_still(run, rank))
@@ -57,11 +62,12 @@ def blocked(run: Run, windows: StepWindows, collectives: Collectives) -> StoodSt
 
 
 def _could_overlap(run: Run, rank: int, calls: pl.DataFrame) -> pl.Series:
-    """Issued in backward and waited for one by one, or between backward and the update."""
+    """Reduces gradients; issued in backward and waited for at once, or between backward and the update."""
     host = backward(run, rank)
     at = times(calls.select(at=pl.coalesce("enqueue_ns", "start_ns")), "at")
     awaited = ~calls["asynchronous"].fill_null(value=True).to_numpy()
-    return pl.Series((host.within(at) & awaited) | host.after(at), dtype=pl.Boolean)
+    sized = (calls["op"].is_in(_REDUCTIONS) & (calls["bytes"] >= MIN_GRADIENT_BYTES)).to_numpy()
+    return pl.Series(((host.within(at) & awaited) | host.after(at)) & sized, dtype=pl.Boolean)
 
 
 def _moving(calls: pl.DataFrame) -> Intervals:

@@ -35,6 +35,7 @@ class Reduction:
     device: bool = False
     """Timed on a device, which the host runs ahead of."""
     asynchronous: bool = False
+    calls: int = CALLS
     activations: bool = False
     """Forward waits for the same group."""
     after_update: bool = False
@@ -76,7 +77,7 @@ class Reducing(Writer):
         self.ring.complete(token, self.now)
 
     def _reduce(self, number: int, how: Reduction, phase: Phase) -> None:
-        for _ in range(CALLS):
+        for _ in range(how.calls):
             self.now += int(how.busy_ms * MS)
             if how.device:
                 self._on_device(number, how, phase)
@@ -166,6 +167,14 @@ def test_the_tail_of_reductions_beside_backward_is_a_matter_of_bucket_sizes(tmp_
     budget = derive(run).get(StepBudget)
     assert budget is not None
     assert budget.mean("comm_transfer_ms") == pytest.approx(6.0)
+    assert "DD402" not in rules(run)
+
+
+@pytest.mark.parametrize("phase", [None, Phase.BACKWARD])
+def test_one_reduction_of_all_gradients_is_a_matter_of_bucket_sizes(tmp_path: Path, phase: Phase | None) -> None:
+    how = Reduction(phase, calls=1)
+    run = job(tmp_path, how, how)
+    assert still(run).blocked_ms == 0.0
     assert "DD402" not in rules(run)
 
 
