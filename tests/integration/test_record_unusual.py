@@ -57,6 +57,19 @@ def of_steps(calls: list[Call], rank: RankRecording) -> list[Call]:
 
 
 @pytest.mark.parametrize("tier", ALL_TIERS)
+def test_two_models_of_one_shape_are_told_apart(tmp_path: Path, tier: str) -> None:
+    recording = both(tmp_path, "twins", tier)
+    for rank in recording.ranks:
+        assert rank.calls == of_steps(rank.true_calls, rank)
+        looked_at = {one.step for one in rank.collectives} - {0, 1}
+        assert looked_at
+        for step in looked_at:  # torch tells of rebuilt buckets one pass later
+            gradients = [label for op, label in labels(rank, step) if op == "all_reduce"]
+            assert gradients == [f"ddp{twin}/bucket{at}" for twin in (0, 1) for at in range(len(gradients) // 2)], step
+            assert len(gradients) >= 6
+
+
+@pytest.mark.parametrize("tier", ALL_TIERS)
 def test_hooks_of_ddp(tmp_path: Path, tier: str) -> None:
     """Four modules with four steps each: halved by Python, halved by torch, PowerSGD from the third step on, own."""
     recording = both(tmp_path, "comm_hooks", tier)

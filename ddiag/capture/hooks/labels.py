@@ -70,26 +70,38 @@ def set_no_sync(inside: bool) -> None:
 
 
 class Buckets:
-    """What one gradient reducer reduces in every backward pass, in order: tells its buckets by their bytes."""
+    """What one gradient reducer reduces in every backward pass, in order: tells its buckets by their bytes.
+
+    Each is given once a pass, so that two models of the same sizes are told apart.
+    """
 
     def __init__(self, sizes: list[int], labels: list[int]) -> None:
         self._sizes = sizes
         self._labels = labels
-        self._next = 0
+        self.rewind()
 
     def rewind(self) -> None:
         """A backward pass begins."""
         self._next = 0
+        self._given = [False] * len(self._sizes)
 
     def label(self, size: int) -> int:
-        """The label of the next bucket of that size; -1 when there is none."""
+        """The label of the next bucket of that size which was not given yet; -1 when there is none."""
         count = len(self._sizes)
         for skipped in range(count):
             at = (self._next + skipped) % count
-            if self._sizes[at] == size:
+            if self._sizes[at] == size and not self._given[at]:
                 self._next = at + 1
+                self._given[at] = True
                 return self._labels[at]
         return NO_NAME
+
+    def again(self, size: int) -> int:
+        """The same in a pass whose begin nobody saw (compiled code has no marks): the one before must be over."""
+        if size not in self._sizes:
+            return NO_NAME
+        self.rewind()
+        return self.label(size)
 
 
 reducers: dict[int, list[Buckets]] = {}
@@ -103,10 +115,11 @@ def label_of(op: int, group_id: int, phase: int, size: int) -> int:
         return context.plan.pop()
     if label >= 0 or op != _ALL_REDUCE or phase != _BACKWARD or group_id not in reducers:
         return label
-    for one in reducers[group_id]:
-        found = one.label(size)
-        if found >= 0:
-            return found
+    for find in (Buckets.label, Buckets.again):
+        for one in reducers[group_id]:
+            found = find(one, size)
+            if found >= 0:
+                return found
     return NO_NAME
 
 

@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -175,23 +176,44 @@ int64_t tid() {
   return own_tid;
 }
 
-// Of a gradient reducer: what it reduces, in order, in every backward pass.
+// Of a gradient reducer: what it reduces, in order, in every backward pass; see labels.py.
 struct Buckets {
   std::vector<int64_t> bytes;
   std::vector<int32_t> labels;
+  std::vector<char> given;
   size_t next = 0;
+
+  void rewind() {
+    next = 0;
+    given.assign(bytes.size(), 0);
+  }
 
   int32_t label(int64_t of_bytes) {
     for (size_t skipped = 0; skipped < bytes.size(); ++skipped) {
       const size_t at = (next + skipped) % bytes.size();
-      if (bytes[at] == of_bytes) {
+      if (bytes[at] == of_bytes && !given[at]) {
         next = at + 1;
+        given[at] = 1;
         return labels[at];
       }
     }
     return -1;
   }
+
+  // In a pass whose begin nobody saw: the one before must be over.
+  int32_t again(int64_t of_bytes) {
+    if (std::find(bytes.begin(), bytes.end(), of_bytes) == bytes.end()) return -1;
+    rewind();
+    return label(of_bytes);
+  }
 };
+
+int32_t bucket_of(std::vector<Buckets>& reducers, int64_t bytes) {
+  int32_t found = -1;
+  for (size_t at = 0; found < 0 && at < reducers.size(); ++at) found = reducers[at].label(bytes);
+  for (size_t at = 0; found < 0 && at < reducers.size(); ++at) found = reducers[at].again(bytes);
+  return found;
+}
 
 struct Group {
   int32_t id = -1;
@@ -226,12 +248,7 @@ Numbers numbers_of(const c10d::ProcessGroup* group, Op op, int32_t peer, int64_t
   } else {
     numbers.seq = ++found.collectives;
   }
-  if (op == kAllReduce && in_backward && own_label < 0) {
-    for (Buckets& one : found.reducers) {
-      numbers.label = one.label(bytes);
-      if (numbers.label >= 0) break;
-    }
-  }
+  if (op == kAllReduce && in_backward && own_label < 0) numbers.label = bucket_of(found.reducers, bytes);
   return numbers;
 }
 
@@ -531,13 +548,14 @@ void set_buckets(const c10d::ProcessGroup& group, size_t reducer, std::vector<in
   std::lock_guard<std::mutex> hold(tables);
   auto& reducers = groups[&group].reducers;
   if (reducers.size() <= reducer) reducers.resize(reducer + 1);
-  reducers[reducer] = Buckets{std::move(bytes), std::move(labels)};
+  reducers[reducer] = Buckets{std::move(bytes), std::move(labels), {}};
+  reducers[reducer].rewind();
 }
 
 void rewind_buckets(const c10d::ProcessGroup& group, size_t reducer) {
   std::lock_guard<std::mutex> hold(tables);
   auto& reducers = groups[&group].reducers;
-  if (reducer < reducers.size()) reducers[reducer].next = 0;
+  if (reducer < reducers.size()) reducers[reducer].rewind();
 }
 
 // Python has waited for *work* since *began_ns*.

@@ -54,6 +54,16 @@ def test_two_reducers_of_one_group() -> None:
     assert [reduced(size) for size in (900, 400)] == [20, 10]
 
 
+def test_twins_of_the_same_sizes_are_told_apart() -> None:
+    twins = [Buckets([400, 400], [10, 11]), Buckets([400, 400], [20, 21])]
+    labels.reducers[GROUP] = twins
+    for _ in range(2):
+        for one in twins:
+            one.rewind()
+        assert [reduced(400) for _ in range(4)] == [10, 11, 20, 21]
+    assert reduced(400) == 10, "a pass whose begin nobody saw"
+
+
 def test_scopes_nest_and_win_over_buckets() -> None:
     labels.reducers[GROUP] = [Buckets([400], [10])]
     labels.push(1)
