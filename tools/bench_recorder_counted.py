@@ -60,9 +60,9 @@ def narrow_steps(counter: Counter, mode: str, out: Path) -> None:
             for _ in range(COUNTED):
                 counter.count("step off", training.step)
             return
-        switch = Switch(mode)
+        switch = Switch(mode, active)
         with switch.held():
-            for kind in switch.kinds[2:]:
+            for kind in [kind for kind in switch.kinds if kind in ("on", "looked")]:
                 switch.to(kind)
                 for _ in range(COUNTED):
                     counter.count(f"step {kind}", training.step)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tools.bench_recorder_parts import Switch, micro, operations
+from tools.bench_recorder_parts import Switch, micro, operations, read_share
 
 OFF, TRACEML = "off", "traceml"
 WARM_STEPS = 12
@@ -97,13 +97,13 @@ class Training:
         return {name: (clock() - began[name]) * 1e3 for name, clock in CLOCKS.items()}
 
 
-def block(mode: str, steps: int, device: str, active: Any) -> tuple[dict[str, float], float]:
-    """Mean milliseconds of the counted steps by each clock, and the part of them that the tier looked at.
+def block(mode: str, steps: int, device: str, active: Any) -> tuple[dict[str, float], float, float]:
+    """Mean milliseconds of the counted steps by each clock; the parts the tier looked at and memory was read in.
 
     Means: a sampling tier makes a few steps dear, which a median would hide.
     """
     training = Training(device)
-    switch = None if active is None else Switch(mode)
+    switch = None if active is None else Switch(mode, active)
     found: list[dict[str, float]] = []
     looked = 0
     for number in range(WARM_STEPS + steps):
@@ -112,7 +112,8 @@ def block(mode: str, steps: int, device: str, active: Any) -> tuple[dict[str, fl
         if number >= WARM_STEPS:
             found.append(taken)
             looked += looking
-    return {name: statistics.mean(one[name] for one in found) for name in CLOCKS}, looked / steps
+    means = {name: statistics.mean(one[name] for one in found) for name in CLOCKS}
+    return means, looked / steps, 0.0 if active is None else read_share(active, steps)
 
 
 def take_turns(mode: str, rounds: int, device: str, out: Path) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def take_turns(mode: str, rounds: int, device: str, out: Path) -> dict[str, Any]
         training = Training(device)
         for _ in range(WARM_STEPS):
             training.step()
-        switch = Switch(mode)
+        switch = Switch(mode, active)
         found = []
         with switch.held():
             for _ in range(rounds):
@@ -143,16 +144,21 @@ def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -
         if mode not in (OFF, TRACEML):
             found["micro"] = micro(partial(recording, mode, out), mode, group, device)
             found |= take_turns(mode, TURNS * rounds, device, out)
-    sampled = []
+    sampled: list[float] = []
+    read: list[float] = []
     for _ in range(rounds):
         means: dict[str, dict[str, float]] = {}
         for mode in order.sample(modes, len(modes)):
             dist.barrier()
             with recording(mode, out) as active:
-                means[mode], looked = block(mode, steps, device, active)
+                means[mode], looked, reads = block(mode, steps, device, active)
                 sampled += [] if active is None else [looked]
+                read += [] if active is None else [reads]
         found["rounds"].append(means)
-    return found | {"sampled": statistics.mean(sampled) if sampled else 1.0}
+    return found | {
+        "sampled": statistics.mean(sampled) if sampled else 1.0,
+        "read": statistics.mean(read) if read else 0.0,
+    }
 
 
 def solo_group() -> Any:

@@ -169,16 +169,19 @@ def blocks(found: Found, mode: str, clock: str) -> Estimate:
 
 
 def turns(found: Found, kind: str, clock: str) -> Estimate:
-    """From steps of one training whose hooks take turns; of a tier that samples, weighted by the share it looks at."""
-    sampled = float(np.mean([rank["sampled"] for rank in found]))
+    """From steps of one training whose hooks take turns, weighted by how often such steps are: those a sampling tier
+    looks at, and those in which memory is read.
+    """
+    sampled, read = (float(np.mean([rank[what] for rank in found])) for what in ("sampled", "read"))
+    sampled = sampled if "looked" in found[0]["turns"][0] else 0.0
     rows: list[tuple[float, ...]] = []
     for rank in found:
         for one in rank["turns"]:
             # What is judged is compared with both kinds of steps without the recorder, which halves their noise.
             off = one["off"][clock] if kind == "again" else (one["off"][clock] + one["again"][clock]) / 2
-            looked = one.get("looked", one[kind])[clock] if kind == "on" else one[kind][clock]
-            rows.append((one[kind][clock] / off - 1, looked / off - 1))
-    return _estimate(rows, (1 - sampled, sampled))
+            looked, memory = (one.get(what, one[kind]) if kind == "on" else one[kind] for what in ("looked", "read"))
+            rows.append(tuple(kind_of_step[clock] / off - 1 for kind_of_step in (one[kind], looked, memory)))
+    return _estimate(rows, (1 - sampled - read, sampled, read))
 
 
 def _estimate(rows: list[tuple[float, ...]], weights: tuple[float, ...]) -> Estimate:

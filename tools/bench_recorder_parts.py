@@ -20,17 +20,24 @@ PASSES, CALLS, ISSUED = 6, 3_000, 100
 
 
 class Switch:
-    """What the recorder does in the next step, in a recording that goes on."""
+    """What the recorder does in the next step, in a recording that goes on.
 
-    def __init__(self, mode: str) -> None:
+    Kinds: ``off`` and ``again`` (nothing), ``on``, ``read`` (memory is read as well, which short steps do in part) and,
+    of a tier that samples, ``looked``.
+    """
+
+    def __init__(self, mode: str, active: Any) -> None:
+        self._active = active
         from ddiag.capture.hooks import c10d_dispatch, c10d_hooks, c10d_native
 
         self._paused = 0
         self._library = c10d_native.library
         modules = {"dispatch": c10d_dispatch, "hooks": c10d_hooks}
         self._tier: Any = vars(modules[mode])["_tier"] if mode in modules else None
-        self.kinds = ["off", "again", "on", *([] if self._tier is None else ["looked"])]
+        self.kinds = ["off", "again", "on", "read", *([] if self._tier is None else ["looked"])]
         self._look = False
+        self.on = True
+        """Of :class:`ddiag.capture.pace.Pace`, for which this stands in: memory is read in this step."""
 
     @property
     def looking(self) -> bool:
@@ -38,19 +45,25 @@ class Switch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Meanwhile the tier does not choose its steps itself; in the end all is on."""
+        """Meanwhile neither the tier nor the pace of reading memory chooses steps itself; in the end all is on."""
         chosen = None if self._tier is None else vars(self._tier)["_share"]
+        pace = self._active.__dict__["_memory_pace"]
+        self._active.__dict__["_memory_pace"] = self
         if self._tier is not None:
             self._tier.__dict__["_share"] = self
         try:
             yield
         finally:
             self.to("on")
+            self._active.__dict__["_memory_pace"] = pace
             if self._tier is not None:
                 self._tier.__dict__["_share"] = chosen
 
-    def step_ended(self, _step_ns: int, _cost_ns: int | None) -> None:
-        """Of :class:`ddiag.capture.hooks.sampling.Share`, for which this stands in."""
+    def step_ended(self, _now_or_step_ns: int, _cost_ns: int | None = None) -> None:
+        """Of Pace, and of :class:`ddiag.capture.hooks.sampling.Share`, for which this stands in as well."""
+
+    def spent(self, _took_ns: int) -> None:
+        """Of Pace."""
 
     def looks_at(self, _step: int) -> bool:
         return self._look
@@ -59,14 +72,15 @@ class Switch:
         from ddiag.capture.door import DOOR
 
         for hook in DOOR.hooks.values():
-            hook.live = kind in ("on", "looked")
+            hook.live = kind in ("on", "read", "looked")
+        self.on = kind == "read"
         if self._tier is not None:
             self._look = kind == "looked"
             self._tier.look(self._look)
         elif self._library is not None:
             if self._paused:
                 self._library.go_on(self._paused)
-            self._paused = 0 if kind == "on" else self._library.hold()
+            self._paused = 0 if kind in ("on", "read") else self._library.hold()
 
 
 def micro(
@@ -78,7 +92,7 @@ def micro(
     before = rss_mb()
     with recording() as active:
         collectives(group, RING_RECORDS, tensor)
-        switch = Switch(mode)
+        switch = Switch(mode, active)
         found: dict[str, float | None] = {"mark": marks(active), "step_end": step_ends(active, switch)}
         found["switch"] = switches(switch)
         found["rss_mb"] = rss_mb() - before
@@ -155,6 +169,14 @@ def timed(call: Callable[[], None]) -> float:
             call()
         taken.append(time.thread_time() - began)
     return sorted(taken)[5] / ISSUED * 1e6
+
+
+def read_share(active: Any, steps: int) -> float:
+    """The part of the last *steps* steps in which memory was read."""
+    from ddiag.schema.steps import unpack
+
+    last = unpack(active.files.steps.read_bytes())[-steps:]
+    return sum(one.rss_bytes >= 0 for one in last) / len(last)
 
 
 def operations(active: Any) -> dict[str, float]:

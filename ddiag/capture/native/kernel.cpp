@@ -309,45 +309,37 @@ void add(Size& size, const c10::IValue& value) {
 
 // -- the kernel --------------------------------------------------------------------------------------------------------
 
+// What is recorded of one operation.
+struct Call {
+  const c10d::ProcessGroup* group = nullptr;
+  Size given, taken;
+  int32_t peer = -1;
+  bool async = true;
+};
+
 struct Taken {
   Ring* ring = nullptr;
   uint64_t token = 0;
   bool on_host = true;
 };
 
-Taken take(size_t which, const Places& places, const torch::jit::Stack& stack) {
-  Ring* ring = active.load(std::memory_order_acquire);
-  if (ring == nullptr || places.group < 0 || places.arguments > static_cast<int>(stack.size())) return {};
-  const c10::IValue* arguments = stack.data() + (stack.size() - places.arguments);
-  const Op op = kOperations[which].op;
-  Size given, taken;
-  if (op != kBarrier) {
-    if (places.given >= 0) add(given, arguments[places.given]);
-    if (places.taken >= 0) add(taken, arguments[places.taken]);
-    if (places.both >= 0 && op != kRecv) add(given, arguments[places.both]);
-    if (places.both >= 0 && op != kSend) add(taken, arguments[places.both]);
-  } else if (places.both >= 0 && arguments[places.both].isTensor()) {
-    given.on_host = arguments[places.both].toTensor().device().is_cpu();
-  }
-  const Size& known = given.dtype >= 0 ? given : taken;
-  const auto group = arguments[places.group].toCustomClass<c10d::ProcessGroup>();
-
+Taken begin_call(Ring* ring, Op op, const Call& call) {
+  const Size& known = call.given.dtype >= 0 ? call.given : call.taken;
   Record record{};
   record.kind = kCollective;
   record.op = op;
-  record.peer = places.peer >= 0 ? static_cast<int32_t>(arguments[places.peer].toInt()) : -1;
+  record.peer = call.peer;
   record.phase = static_cast<uint16_t>(ring->live[kLivePhase]);
   record.step = ring->live[kLiveStep];
   record.micro_step = static_cast<uint32_t>(ring->live[kLiveMicroStep]);
-  record.bytes_in = op == kBarrier ? 0 : given.bytes;
-  record.bytes_out = op == kBarrier ? 0 : taken.bytes;
+  record.bytes_in = op == kBarrier ? 0 : call.given.bytes;
+  record.bytes_out = op == kBarrier ? 0 : call.taken.bytes;
   record.dtype = op == kBarrier || known.dtype < 0 || known.dtype >= 128 ? kNoDtype : dtypes[known.dtype];
-  const Numbers numbers = numbers_of(group.get(), op, record.peer, given.bytes, record.phase == kBackward);
+  const Numbers numbers = numbers_of(call.group, op, record.peer, call.given.bytes, record.phase == kBackward);
   record.group = numbers.group;
   record.seq = numbers.seq;
   record.label = numbers.label;
-  const bool async = places.async < 0 || arguments[places.async].toBool();
-  record.flags = kNativeFlag | own_flags | (async ? uint32_t{kAsync} : 0u);
+  record.flags = kNativeFlag | own_flags | (call.async ? uint32_t{kAsync} : 0u);
   record.thread = tid();
   record.state = kOpen;
   record.enqueue_ns = record.start_ns = now_ns();
@@ -356,19 +348,35 @@ Taken take(size_t which, const Places& places, const torch::jit::Stack& stack) {
   put(ring->python_live + kLiveSeq, record.seq);
   total_count.fetch_add(1, std::memory_order_relaxed);
   total_bytes.fetch_add(record.bytes_in, std::memory_order_relaxed);
-  return {ring, begin(ring, record), known.on_host && given.on_host};
+  return {ring, begin(ring, record), known.on_host && call.given.on_host};
+}
+
+Taken take(Ring* ring, size_t which, const Places& places, const torch::jit::Stack& stack) {
+  if (places.group < 0 || places.arguments > static_cast<int>(stack.size())) return {};
+  const c10::IValue* arguments = stack.data() + (stack.size() - places.arguments);
+  const Op op = kOperations[which].op;
+  Call call;
+  if (op != kBarrier) {
+    if (places.given >= 0) add(call.given, arguments[places.given]);
+    if (places.taken >= 0) add(call.taken, arguments[places.taken]);
+    if (places.both >= 0 && op != kRecv) add(call.given, arguments[places.both]);
+    if (places.both >= 0 && op != kSend) add(call.taken, arguments[places.both]);
+  } else if (places.both >= 0 && arguments[places.both].isTensor()) {
+    call.given.on_host = arguments[places.both].toTensor().device().is_cpu();
+  }
+  const auto group = arguments[places.group].toCustomClass<c10d::ProcessGroup>();
+  call.group = group.get();
+  if (places.peer >= 0) call.peer = static_cast<int32_t>(arguments[places.peer].toInt());
+  call.async = places.async < 0 || arguments[places.async].toBool();
+  return begin_call(ring, op, call);
 }
 
 // Torch raises in getFuture where a backend offers none, which is dear: it is asked once per operation.
 std::array<std::atomic<bool>, kOperations.size()> no_future{};
 
-void follow(size_t which, const Taken& taken, const torch::jit::Stack& stack) {
-  if (stack.empty() || !stack.back().isCustomClass()) {
-    complete(taken.ring, taken.token, true);  // monitored_barrier returns nothing, and only once all have come
-    return;
-  }
-  const auto work = stack.back().toCustomClass<c10d::Work>();
-  if (!work) {
+// The call returned *work*; monitored_barrier returns none, and only once all have come.
+void follow(size_t which, const Taken& taken, c10d::Work* work) {
+  if (work == nullptr) {
     complete(taken.ring, taken.token, true);
     return;
   }
@@ -376,7 +384,7 @@ void follow(size_t which, const Taken& taken, const torch::jit::Stack& stack) {
     issued(taken.ring, taken.token, kEndUnknown);  // a device's future is complete at once: it says nothing
     return;
   }
-  forget_waited(work.get());
+  forget_waited(work);
   if (!no_future[which].load(std::memory_order_relaxed)) {
     c10::intrusive_ptr<c10::ivalue::Future> future;
     try {
@@ -395,31 +403,149 @@ void follow(size_t which, const Taken& taken, const torch::jit::Stack& stack) {
   issued(taken.ring, taken.token, kEndIsWait);
   std::lock_guard<std::mutex> hold(tables);
   if (waited_works.size() >= kMostWaited) waited_works.clear();
-  waited_works[work.get()] = taken.token;
+  waited_works[work] = taken.token;
   waited_count.store(waited_works.size(), std::memory_order_relaxed);
+}
+
+// Begins a record, runs *original*, follows the work it returned. *take* and *work_of* may throw, to no effect.
+template <class Take, class Original, class WorkOf>
+auto observed(size_t which, Take&& take, Original&& original, WorkOf&& work_of) {
+  Ring* ring = active.load(std::memory_order_acquire);
+  Taken taken;
+  if (ring != nullptr) {
+    try {
+      taken = take(ring);
+    } catch (const std::exception&) {
+      count_error(ring);
+    }
+  }
+  auto finish = [&](auto&&... returned) {
+    if (taken.ring == nullptr) return;
+    try {
+      const c10::intrusive_ptr<c10d::Work> work = work_of(returned...);
+      follow(which, taken, work.get());
+    } catch (const std::exception&) {
+      count_error(taken.ring);
+    }
+  };
+  try {
+    if constexpr (std::is_void_v<decltype(original())>) {
+      original();
+      finish();
+    } else {
+      auto returned = original();
+      finish(returned);
+      return returned;
+    }
+  } catch (...) {
+    if (taken.ring != nullptr) complete(taken.ring, taken.token, false);
+    throw;
+  }
 }
 
 template <size_t Which>
 void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static const Places places = find_places(op.schema());
-  Taken taken;
-  try {
-    taken = take(Which, places, *stack);
-  } catch (const std::exception&) {
-    count_error(active.load(std::memory_order_relaxed));
+  observed(
+      Which, [&](Ring* ring) { return take(ring, Which, places, *stack); },
+      [&] { op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack); },
+      [&] {
+        if (stack->empty() || !stack->back().isCustomClass()) return c10::intrusive_ptr<c10d::Work>();
+        return stack->back().toCustomClass<c10d::Work>();
+      });
+}
+
+// -- the most frequent operations, by their own types ------------------------------------------------------------------
+// For a boxed kernel the dispatcher packs all arguments and unpacks them again, which between the kernels of a real step,
+// caches cold, costs more than our own work. So these have kernels of their own, wherever torch declares them like this.
+
+using Members = c10::intrusive_ptr<c10d::ProcessGroup>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+using Reduction = c10::intrusive_ptr<c10d::ReduceOp>;
+using ListAndWork = std::tuple<std::vector<at::Tensor>, Work>;
+using TensorAndWork = std::tuple<at::Tensor, Work>;
+
+constexpr size_t number_of(std::string_view name) {
+  for (size_t which = 0; which < kOperations.size(); ++which) {
+    if (name == kOperations[which].name) return which;
   }
-  try {
-    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-  } catch (...) {
-    if (taken.ring != nullptr) complete(taken.ring, taken.token, false);
-    throw;
+  return kOperations.size();
+}
+constexpr size_t kAllReduces = number_of("allreduce_"), kGathers = number_of("_allgather_base_"),
+                 kReduceScatters = number_of("_reduce_scatter_base_");
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> typed(size_t which) {
+  const std::string name = std::string("c10d::") + kOperations[which].name;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").typed<Signature>();
+}
+
+constexpr auto work_beside = [](const auto& returned) { return std::get<1>(returned); };
+
+// *given* and *taken* are the same tensors for an operation in place.
+Call call_of(at::TensorList given, at::TensorList taken, const Members& group, bool async) {
+  Call call;
+  for (const at::Tensor& one : given) add(call.given, one);
+  for (const at::Tensor& one : taken) add(call.taken, one);
+  call.group = group.get();
+  call.async = async;
+  return call;
+}
+
+constexpr std::string_view kAllReduceSchema =
+    "c10d::allreduce_(Tensor[] tensors, __torch__.torch.classes.c10d.ProcessGroup process_group, "
+    "__torch__.torch.classes.c10d.ReduceOp reduce_op, Tensor? sparse_indices, bool async_op=True, int timeout=-1) -> "
+    "(Tensor[], __torch__.torch.classes.c10d.Work)";
+
+ListAndWork all_reduce(c10::DispatchKeySet keys, at::TensorList tensors, const Members& group, const Reduction& how,
+                       const std::optional<at::Tensor>& sparse, bool async, int64_t timeout) {
+  static const auto op = typed<ListAndWork(at::TensorList, const Members&, const Reduction&,
+                                           const std::optional<at::Tensor>&, bool, int64_t)>(kAllReduces);
+  return observed(
+      kAllReduces, [&](Ring* ring) { return begin_call(ring, kAllReduce, call_of(tensors, tensors, group, async)); },
+      [&] { return op.redispatch(keys & c10::after_ADInplaceOrView_keyset, tensors, group, how, sparse, async, timeout); },
+      work_beside);
+}
+
+constexpr std::string_view kGatherSchema =
+    "c10d::_allgather_base_(Tensor output_tensor, Tensor input_tensor, __torch__.torch.classes.c10d.ProcessGroup "
+    "process_group, bool async_op=True, int timeout=-1) -> (Tensor, __torch__.torch.classes.c10d.Work)";
+
+TensorAndWork gather(c10::DispatchKeySet keys, at::Tensor& output, at::Tensor& input, const Members& group, bool async,
+                     int64_t timeout) {
+  static const auto op = typed<TensorAndWork(at::Tensor&, at::Tensor&, const Members&, bool, int64_t)>(kGathers);
+  return observed(
+      kGathers, [&](Ring* ring) { return begin_call(ring, kAllGather, call_of(input, output, group, async)); },
+      [&] { return op.redispatch(keys & c10::after_ADInplaceOrView_keyset, output, input, group, async, timeout); },
+      work_beside);
+}
+
+constexpr std::string_view kReduceScatterSchema =
+    "c10d::_reduce_scatter_base_(Tensor output_tensor, Tensor input_tensor, __torch__.torch.classes.c10d.ProcessGroup "
+    "process_group, __torch__.torch.classes.c10d.ReduceOp reduce_op, bool async_op=True, int timeout=-1) -> (Tensor, "
+    "__torch__.torch.classes.c10d.Work)";
+
+TensorAndWork reduce_scatter(c10::DispatchKeySet keys, at::Tensor& output, at::Tensor& input, const Members& group,
+                             const Reduction& how, bool async, int64_t timeout) {
+  static const auto op =
+      typed<TensorAndWork(at::Tensor&, at::Tensor&, const Members&, const Reduction&, bool, int64_t)>(kReduceScatters);
+  return observed(
+      kReduceScatters, [&](Ring* ring) { return begin_call(ring, kReduceScatter, call_of(input, output, group, async)); },
+      [&] { return op.redispatch(keys & c10::after_ADInplaceOrView_keyset, output, input, group, how, async, timeout); },
+      work_beside);
+}
+
+template <size_t Which>
+torch::CppFunction function_for(const c10::FunctionSchema& schema) {
+  const std::string declared = c10::toString(schema);
+  if constexpr (Which == kAllReduces) {
+    if (declared == kAllReduceSchema) return torch::CppFunction(&all_reduce);
+  } else if constexpr (Which == kGathers) {
+    if (declared == kGatherSchema) return torch::CppFunction(&gather);
+  } else if constexpr (Which == kReduceScatters) {
+    if (declared == kReduceScatterSchema) return torch::CppFunction(&reduce_scatter);
   }
-  if (taken.ring == nullptr) return;
-  try {
-    follow(Which, taken, *stack);
-  } catch (const std::exception&) {
-    count_error(taken.ring);
-  }
+  return torch::CppFunction::makeFromBoxedFunction<&kernel<Which>>();
 }
 
 constexpr int64_t kShortestWait = 20'000;  // waits.SHORTEST_NS
@@ -471,11 +597,11 @@ TORCH_LIBRARY_IMPL(_c10d_functional, ADInplaceOrView, library) {
 template <size_t... Which>
 void register_kernels(torch::Library& library, std::index_sequence<Which...>) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto one = [&](const char* name, torch::CppFunction function) {
-    const std::string full = std::string("c10d::") + name;
-    if (dispatcher.findSchema({full, ""}).has_value()) library.impl(name, std::move(function));
+  auto one = [&](const char* name, auto function) {
+    const auto found = dispatcher.findSchema({std::string("c10d::") + name, ""});
+    if (found.has_value()) library.impl(name, function(found->schema()));
   };
-  (one(kOperations[Which].name, torch::CppFunction::makeFromBoxedFunction<&kernel<Which>>()), ...);
+  (one(kOperations[Which].name, &function_for<Which>), ...);
 }
 
 TORCH_LIBRARY_IMPL(c10d, ADInplaceOrView, library) {
