@@ -62,12 +62,12 @@ def read_steps(data: bytes, *, source: str = "steps") -> StepFile:
     if record_bytes != layout.RECORD_BYTES:
         raise InputError(f"{source}: records of {record_bytes} bytes, {layout.RECORD_BYTES} expected")
     count = layout.written(data)
-    rest = _cut_bytes(data[layout.HEADER_BYTES + count * layout.RECORD_BYTES :])
+    rest = _cut_bytes(data[layout.HEADER_BYTES + count * layout.RECORD_BYTES :][: layout.RECORD_BYTES])
     records = np.frombuffer(data, dtype=RECORD, count=count, offset=layout.HEADER_BYTES)
     good = (records["end_ns"] > records["start_ns"]) & (records["step"] >= 0)
     return StepFile(pid, rank, attempt, wall_ns, mono_ns, records[good], rest, int(count - np.count_nonzero(good)))
 
 
 def _cut_bytes(tail: bytes) -> int:
-    """Of what follows the last whole record: up to its last byte that is not reserved space."""
+    """Of what stands where the next record would: up to its last byte that is not reserved space."""
     return len(tail.rstrip(b"\0"))

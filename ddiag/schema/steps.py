@@ -132,14 +132,15 @@ def unpack(data: bytes, *, source: str = "steps") -> list[StepRecord]:
 
 
 def written(data: bytes) -> int:
-    """How many records of a ``.steps`` file are there; what is reserved for more does not count."""
-    count = (len(data) - HEADER_BYTES) // RECORD_BYTES
-    while count > 0:
-        at = HEADER_BYTES + (count - 1) * RECORD_BYTES + END_OFFSET
-        if any(data[at : at + 8]):
-            break
-        count -= 1
-    return count
+    """How many records of a ``.steps`` file are there, before the first without an end.
+
+    What follows that one is reserved for more; or it was written while the file was being read, after its place had
+    been passed.
+    """
+    count = max(0, (len(data) - HEADER_BYTES) // RECORD_BYTES)
+    words = memoryview(data)[HEADER_BYTES : HEADER_BYTES + count * RECORD_BYTES].cast("q")
+    ends = words[END_OFFSET // 8 :: RECORD_BYTES // 8].tolist()
+    return ends.index(0) if 0 in ends else count
 
 
 def _records(data: memoryview) -> Iterable[StepRecord]:

@@ -75,6 +75,18 @@ def test_a_record_without_its_end_is_none(tmp_path: Path) -> None:
     assert (table.records.size, table.damaged, table.cut_bytes) == (3, 0, 40)
 
 
+def test_what_was_written_behind_a_readers_back_waits_for_the_next_look(tmp_path: Path) -> None:
+    """The reader passed the place of record 2 before it was written, and that of record 3 after."""
+    path = tmp_path / "s"
+    _written(path, 4)
+    data = bytearray(path.read_bytes())
+    hole = layout.HEADER_BYTES + 2 * layout.RECORD_BYTES
+    data[hole : hole + layout.RECORD_BYTES] = bytes(layout.RECORD_BYTES)
+    table = read_steps(bytes(data))
+    assert (table.records["step"].tolist(), table.damaged, table.cut_bytes) == ([0, 1], 0, 0)
+    assert [one.step for one in layout.unpack(bytes(data))] == [0, 1]
+
+
 def test_a_full_disk_drops_and_counts_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[int] = []
     fits = PIECE // layout.RECORD_BYTES
