@@ -7,7 +7,7 @@ decided, which is the first of these that could:
 
 * blocks: the recorder begins and ends between blocks of steps;
 * turns: its hooks are switched from step to step, and steps without them are compared with each other as well: where
-  these differ by more than the limit, the machine is too busy for this measure;
+  these differ by more than the limit, the machine is too busy for this measure; else it decides, or says it cannot;
 * instructions (``--instructions``): counted by Valgrind, the same however busy the machine is;
 * ledger: how often each operation happens in a step, times what it costs in a loop (caches warm: a lower bound).
 
@@ -66,6 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench_recorder", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=32, help="counted steps of a block")
+    parser.add_argument("--rows", type=int, default=0, help="of a batch: 256 make steps of 55 ms, 512 of 110")
     parser.add_argument("--python", type=os.path.abspath, default=sys.executable, help="whose torch is measured")
     parser.add_argument("--tiers", help="comma-separated; default: all this torch has")
     parser.add_argument("--instructions", action="store_true", help="count instructions as well (minutes)")
@@ -77,7 +78,9 @@ def main() -> int:
     unable = instructions.why_not() if options.instructions else "not asked for: --instructions"
     for tier in options.tiers.split(",") if options.tiers else tiers_of(options.python):
         # Each in a process group of its own: a native kernel can be stopped, not unloaded.
-        found = measure(torchrun(options.python), Wanted(["off", tier], options.rounds, options.steps))
+        found = measure(
+            torchrun(options.python), Wanted(["off", tier], options.rounds, options.steps, rows=options.rows)
+        )
         counted = None if unable else instructions.count(options.python, tier, found[0]["rows"])
         report(found, tier, counted, verdicts)
         if unable:
@@ -116,9 +119,11 @@ def judge_step(found: Found, tier: str, counted: float | None, step_ms: float, v
     verdicts.line("step by turns", str(by_turns))
     verdicts.line("  two kinds of steps without it differ by", str(control))
     booked = ledger(found, step_ms, verdicts)
+    added, least, most = (share * step_ms * 1e3 for share in (by_turns.share, by_turns.low, by_turns.high))
+    verdicts.line("  added to each step", f"{added:.0f} µs  [{least:.0f}, {most:.0f}]")
     decisions = [("blocks", by_blocks.judge(STEP_SHARE) if by_blocks.high < STEP_SHARE else "")]
     if control.within(STEP_SHARE):
-        decisions.append(("turns", by_turns.judge(STEP_SHARE)))
+        decisions.append(("turns", by_turns.judge(STEP_SHARE) or "UNDECIDED"))
     if counted is not None:
         verdicts.line("step by instructions", f"{counted:+.2%}")
         decisions.append(("instructions", "PASS" if counted < STEP_SHARE else "FAIL"))

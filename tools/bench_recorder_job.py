@@ -174,7 +174,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--device", choices=list(SHAPES), default="cpu")
+    parser.add_argument("--rows", type=int, default=0)
     options = parser.parse_args()
+    if options.rows:
+        SHAPES[options.device] = (SHAPES[options.device][0], options.rows)
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     found = compare(options.modes.split(","), options.rounds, options.steps, options.out, options.device)

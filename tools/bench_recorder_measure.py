@@ -35,6 +35,8 @@ class Wanted:
     steps: int
     """Counted ones of a block."""
     device: str = "cpu"
+    rows: int = 0
+    """Of a batch, which make a step long; 0: the job's own number."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def torchrun(python: str, *, ranks: int = 2) -> list[str]:
 def measure(command: list[str], wanted: Wanted, *, ranks: int = 2, **more: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         given = [f"--out={folder}", f"--modes={','.join(wanted.modes)}", f"--rounds={wanted.rounds}"]
-        given += [f"--steps={wanted.steps}", f"--device={wanted.device}"]
+        given += [f"--steps={wanted.steps}", f"--device={wanted.device}", f"--rows={wanted.rows}"]
         code, output = finished([*command, *given], folder, limit_s=JOB_LIMIT_S, **more)
         found = sorted(Path(folder).glob("rank*.json"))
         if code or len(found) < ranks:
