@@ -24,7 +24,7 @@ _NONE, _OPTIMIZER = int(Phase.NONE), int(Phase.OPTIMIZER)
 _DEEPEST = 64
 _WRAPPED_MARKS = 1.3
 """What marks cost beyond what they measure of themselves: the stand-ins around them."""
-_UNSEEN_CALL_NS = 3_500
+_UNSEEN_CALL_NS = 2_500
 """What a collective costs the training thread that is counted outside Python (tier native), caches cold."""
 
 Sampler = Callable[[StepTotals], None]

@@ -29,13 +29,13 @@ def _stay_first() -> None:
     """
     execv, execve = os.execv, os.execve
 
-    def executed(path: str, args: "list[str]") -> None:
+    def executed(path: str, argv: "list[str]") -> None:
         os.environ.update(_first_again(os.environ))
-        execv(path, args)
+        execv(path, argv)
 
-    def executed_with(path: str, args: "list[str]", env: "dict[str, str]") -> None:
+    def executed_with(path: str, argv: "list[str]", env: "dict[str, str]") -> None:  # may be given by these names
         change = _first_again(env)
-        execve(path, args, {**env, **change} if change else env)
+        execve(path, argv, {**env, **change} if change else env)
 
     os.execv, os.execve = executed, executed_with  # type: ignore[assignment]
 

@@ -73,7 +73,12 @@ def test_a_sitecustomize_it_hides_still_runs(job: Path) -> None:
 
 @pytest.mark.parametrize(
     "become",
-    ["os.execl(*words)", "os.execv(words[0], words[1:])", "os.execve(words[0], words[1:], dict(os.environ))"],
+    [
+        "os.execl(*words)",
+        "os.execv(words[0], words[1:])",
+        "os.execve(words[0], words[1:], dict(os.environ))",
+        "os.execve(path=words[0], argv=words[1:], env=dict(os.environ))",
+    ],
 )
 def test_a_launcher_that_puts_its_own_sitecustomize_first_hides_nothing(job: Path, become: str) -> None:
     """As opentelemetry-instrument does, whose sitecustomize runs no other."""
