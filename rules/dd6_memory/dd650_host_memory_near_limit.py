@@ -61,8 +61,8 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if not full:
         return
     worst = max(full, key=lambda row: float(row["share"]))
-    ranks = _ranks(worst, limits)
     others = worst["limit"] == "host" and worst["job_bytes"] < limits.of_job * worst["peak_bytes"]
+    ranks = () if others else _ranks(worst, limits)
     what = "the limit of its control group" if worst["limit"] == "cgroup" else "all that it has"
     yield Finding(
         title=f"host memory nearly full on {worst['host']}: {human_bytes(worst['peak_bytes'])} of "

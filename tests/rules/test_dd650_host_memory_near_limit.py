@@ -31,6 +31,12 @@ def test_a_host_that_others_fill_is_not_the_jobs_doing() -> None:
     assert "what else runs there" in found.fix[0]
 
 
+def test_the_largest_rank_of_a_host_that_others_fill_is_not_blamed() -> None:
+    found = the_finding("DD650", host_memory=host(peak_bytes=97 * GIB, job_bytes=20 * GIB, largest_bytes=15 * GIB))
+    assert found.culprits.ranks == ()
+    assert "held by others than the job" in found.title
+
+
 def test_one_rank_that_holds_most_is_named() -> None:
     alone = host(peak_bytes=97 * GIB, job_bytes=96 * GIB, largest_rank=6, largest_bytes=70 * GIB)
     assert the_finding("DD650", host_memory=alone).culprits.ranks == (6,)
