@@ -32,7 +32,7 @@ _NS_PER_MS = 1e6
 
 
 def blocked(run: Run, windows: StepWindows, collectives: Collectives) -> StoodStill | None:
-    """None where no call was seen on all of its members."""
+    """None where no call was seen on all of its members, or no step is steady."""
     whole = collectives.table.filter(
         (pl.col("ranks_matched") == pl.col("group_size"))
         & (pl.col("group_size") > 1)
@@ -57,6 +57,8 @@ def blocked(run: Run, windows: StepWindows, collectives: Collectives) -> StoodSt
         stopped = intersect(awaited, stood_still(run, rank))
         sums = [int(covered(spans, start, end).sum()) for spans in (moved, stopped)]
         rows.append([total / len(start) / _NS_PER_MS for total in sums])
+    if not rows:
+        return None
     transfer_ms, blocked_ms = (float(mean) for mean in np.mean(rows, axis=0))
     return StoodStill(transfer_ms, blocked_ms)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from ddiag.analysis import derive
+from ddiag.analysis.recorded.blocked import blocked
+from ddiag.analysis.steps import find_steps
 from ddiag.api import diagnose
 from ddiag.ingest import load
 from ddiag.model.run import Run
@@ -125,6 +128,15 @@ def still(run: Run) -> StoodStill:
     assert calls is not None
     assert calls.stood_still is not None
     return calls.stood_still
+
+
+def test_without_a_steady_step_nothing_is_said(tmp_path: Path) -> None:
+    run = job(tmp_path, Reduction(), Reduction())
+    calls, windows = derive(run).get(Collectives), find_steps(run)
+    assert calls is not None
+    assert blocked(run, windows, calls) is not None
+    unsteady = replace(windows, table=windows.table.with_columns(steady=pl.lit(value=False)))
+    assert blocked(run, unsteady, calls) is None
 
 
 def rules(run: Run) -> list[str]:
