@@ -20,8 +20,8 @@ STEPS, FORWARD_MS, BACKWARD_MS, HOST_MS = 24, 30.0, 40.0, 1.0
 
 
 class OnDevice(Writer):
-    """A rank of a job on devices that reduces one message of a GiB a step: after all of backward, or *beside* it, with a
-    small one at its end."""
+    """A rank of a job on devices that reduces a GiB a step: after all of backward, or *beside* it, and a small one
+    at its end."""
 
     def train(self, gbps: float, *, beside: bool, late_ms: float) -> None:
         for number in range(STEPS):
