@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -82,6 +82,8 @@ def _rank_job(
     steady = windows.table.filter(pl.col("steady") & (pl.col("rank") == rank))
     if calls.is_empty() or steady.is_empty():
         return None
+    if run.recorded and issued == "backward":
+        host = replace(host, passes=_until_last_gradient(host, calls))
     device = device_passes(run, rank, host.passes) if act.on_device else host.passes
     calls = _placed(calls, host, device)
     reducing = calls["pass"].unique().sort().to_numpy()
@@ -98,6 +100,22 @@ def _rank_job(
         synced=synced,
         issued=issued,
     )
+
+
+def _until_last_gradient(host: Backward, calls: pl.DataFrame) -> Intervals:
+    """A recorded pass ends when the reducer has waited for its reductions: here with the last one that was issued.
+
+    On a device nobody waits, and the host's pass ends long before the device's.
+    """
+    on_host = calls.filter(pl.col("source") == "host")
+    passes: Intervals = host.passes.copy()
+    at = times(on_host, "issued_ns")
+    inside = host.within(at)
+    number = host.pass_of(at)[inside]
+    last = np.zeros(len(passes), dtype=np.int64)
+    np.maximum.at(last, number, at[inside])
+    passes[:, 1] = np.where(last > passes[:, 0], last, passes[:, 1])
+    return passes
 
 
 def _per_step(steady: pl.DataFrame, begins: Times) -> float:
