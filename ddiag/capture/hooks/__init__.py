@@ -32,7 +32,10 @@ WATCHED: tuple[tuple[str, str], ...] = (
     ("deepspeed.runtime.zero.stage_1_and_2", "zero"),
     ("deepspeed.runtime.zero.stage3", "zero"),
     ("deepspeed.runtime.zero.partitioned_param_coordinator", "zero"),
-    ("deepspeed.runtime.swap_tensor.partitioned_param_swapper", "zero"),
+    ("deepspeed.runtime.zero.stage3", "zero_swaps"),
+    ("deepspeed.runtime.swap_tensor.utils", "zero_swaps"),
+    ("deepspeed.runtime.swap_tensor.optimizer_utils", "zero_swaps"),
+    ("deepspeed.runtime.swap_tensor.partitioned_param_swapper", "zero_swaps"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "forward"),
     ("torch.distributed.fsdp._fully_shard._fsdp_state", "forward"),
     ("torch.distributed._composable.fsdp._fsdp_state", "forward"),  # torch 2.4 and 2.5

@@ -1,4 +1,5 @@
-"""DeepSpeed ZeRO: its buckets and units, and swaps to NVMe; what offloading copies is in ``zero_copies.py``.
+"""DeepSpeed ZeRO: its buckets and units. What offloading copies is in ``zero_copies.py``, what it swaps to NVMe in
+``zero_swaps.py``.
 
 All of these are private to DeepSpeed and differ between versions: what exists is wrapped, a fact names what is missing.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiag.capture import recorder
 from ddiag.capture.door import around
@@ -16,10 +17,17 @@ from ddiag.capture.hooks import labels, zero_copies
 from ddiag.capture.hooks.units import Scope, done, scope
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
-from ddiag.schema.phases import Copy, Kind, Unit
+from ddiag.schema.phases import Unit
+
+
+class Gathering(NamedTuple):
+    """Of parameters, some of whose parts may lie on the host."""
+
+    opened: Scope
+    fetched: zero_copies.Spans
+
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-_COPY = int(Kind.COPY)
 
 _parameter_names: dict[int, str] = {}
 """By DeepSpeed's number of a parameter."""
@@ -70,23 +78,6 @@ def _unit(unit: Unit, name: Callable[[Recorder, tuple[Any, ...]], str]) -> tuple
     return before, done
 
 
-def _copy(copy: Copy, wanted: Callable[[Any], bool], size: Callable[[tuple[Any, ...]], int], name: str) -> Any:
-    number = int(copy)
-
-    def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Recorder, int] | None:
-        active = recorder.current
-        if active is None or not wanted(args[0]):
-            return None
-        label = active.names.id(name.format(args[1] if len(args) > 1 and isinstance(args[1], int) else ""))
-        return active, active.begin_span(_COPY, number, label, -1, size(args))
-
-    return before, _copied
-
-
-def _copied(token: tuple[Recorder, int], _result: Any, failed: bool) -> None:
-    token[0].complete(token[1], not failed)
-
-
 def _next_bucket(active: Recorder, _args: tuple[Any, ...]) -> str:
     global _bucket
     step, micro, count = _bucket
@@ -116,16 +107,22 @@ def _fetched(opened: Scope, result: Any, failed: bool) -> None:
     done(opened, result, failed)
 
 
-def _gather(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Scope | None:
+def _gather(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Gathering | None:
     """``__all_gather_params_(params, …)``: of the module that waits for them, or ahead of time."""
     active = recorder.current
-    parameters = list(args[1]) if len(args) > 1 else []
+    parameters = [one for one in args[1] if one.ds_status.name == "NOT_AVAILABLE"] if len(args) > 1 else []
     if active is None or not parameters:
         return None
     own = {id(one) for one in _fetching[-1].parameters(recurse=False)} if _fetching else set()
     unit = Unit.UNSHARD if any(id(one) in own for one in parameters) else Unit.PREFETCH
     size = sum(int(getattr(one, "ds_numel", 0)) * one.element_size() for one in parameters)
-    return scope(active, int(unit), active.names.id(_of(parameters)), size)
+    opened = scope(active, int(unit), active.names.id(_of(parameters)), size)
+    return Gathering(opened, zero_copies.fetching(active, parameters))
+
+
+def _gathered(gathering: Gathering, result: Any, failed: bool) -> None:
+    zero_copies.ended(gathering.fetched, result, failed)
+    done(gathering.opened, result, failed)
 
 
 def _of(parameters: list[Any]) -> str:
@@ -148,18 +145,6 @@ def _stepped(_token: bool, _result: Any, _failed: bool) -> None:
     zero_copies.returned((), {})
 
 
-def _nothing(_args: tuple[Any, ...]) -> int:
-    return 0
-
-
-def _swaps(optimizer: Any) -> bool:
-    return getattr(optimizer, "optimizer_swapper", None) is not None
-
-
-def _always(_owner: Any) -> bool:
-    return True
-
-
 _STEP = (_step, _stepped)
 _HOOKS: dict[str, dict[str, dict[str, tuple[Before, Callable[..., None]]]]] = {
     "stage_1_and_2": {
@@ -174,21 +159,13 @@ _HOOKS: dict[str, dict[str, dict[str, tuple[Before, Callable[..., None]]]]] = {
             "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads": _unit(Unit.REDUCE_GRAD, _next_bucket),
             "step": _STEP,
             **zero_copies.STAGE_3,
-            "_optimizer_states_and_gradient_swap_in": _copy(Copy.SWAP_IN, _swaps, _nothing, "zero/subgroup{}"),
-            "_optimizer_states_and_gradient_swap_out": _copy(Copy.SWAP_OUT, _swaps, _nothing, "zero/subgroup{}"),
         }
     },
     "partitioned_param_coordinator": {
         "PartitionedParameterCoordinator": {
             "fetch_sub_module": (_fetch, _fetched),
-            "_PartitionedParameterCoordinator__all_gather_params_": (_gather, done),
+            "_PartitionedParameterCoordinator__all_gather_params_": (_gather, _gathered),
             "release_sub_module": _unit(Unit.RESHARD, _module_name),
-        }
-    },
-    "partitioned_param_swapper": {
-        "AsyncPartitionedParameterSwapper": {
-            "swap_in": _copy(Copy.SWAP_IN, _always, _nothing, "zero/parameters"),
-            "swap_out_and_release": _copy(Copy.SWAP_OUT, _always, _nothing, "zero/parameters"),
         }
     },
 }

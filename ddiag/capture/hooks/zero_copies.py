@@ -1,4 +1,4 @@
-"""What ZeRO's offloading of the optimizer sends over the link between host and device: how many bytes, and when.
+"""What ZeRO's offloading sends over the link between host and device: how many bytes, and when.
 
 Which parts of which tensors travel is decided inside DeepSpeed's methods; the same is worked out here from their
 arguments (``stage_1_and_2.py`` and ``stage3.py`` of DeepSpeed 0.19). Times are the host's: of a copy from pinned memory
@@ -7,7 +7,8 @@ they show how long it took to ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ddiag.capture import recorder
@@ -38,22 +39,24 @@ def offloads(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
 
 
-def copying(traffic: Callable[[Any, tuple[Any, ...]], Traffic], label: str) -> tuple[Before, Callable[..., None]]:
+def copying(
+    traffic: Callable[[Any, tuple[Any, ...]], Traffic], label: str, wanted: Callable[[Any], bool] = offloads
+) -> tuple[Before, Callable[..., None]]:
     """Hooks round a method whose copies *traffic* tells from (the optimizer, the method's arguments)."""
 
     def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Spans | None:
         active = recorder.current
-        if active is None or not offloads(args[0]):
+        if active is None or not wanted(args[0]):
             return None
         found = traffic(args[0], args[1:])
         name = active.names.id(label)
         ways = ((_H2D, found.up), (_D2H, found.down))
         return Spans(active, tuple(active.begin_span(_COPY, way, name, -1, size) for way, size in ways if size))
 
-    return before, _ended
+    return before, ended
 
 
-def _ended(spans: Spans, _result: Any, failed: bool) -> None:
+def ended(spans: Spans, _result: Any, failed: bool) -> None:
     for token in spans.tokens:
         spans.active.complete(token, not failed)
 
@@ -106,7 +109,7 @@ def returning(spans: Spans, optimizer: Any, group: int) -> None:
 def returned(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """They have been sent: whatever DeepSpeed does next begins."""
     while _returning:
-        _ended(_returning.pop(), None, False)
+        ended(_returning.pop(), None, False)
 
 
 # -- stage 3 -------------------------------------------------------------------------------------------------------
@@ -129,11 +132,41 @@ def _partitioned(optimizer: Any, args: tuple[Any, ...]) -> Traffic:
     return Traffic(up, down)
 
 
+def _offloads_either(optimizer: Any) -> bool:
+    return offloads(optimizer) or _keeps_parameters(optimizer)
+
+
+def _keeps_parameters(optimizer: Any) -> bool:
+    """The model's parameters stay on the host."""
+    return bool(getattr(optimizer, "offload_param", False))
+
+
 def _reassigned(optimizer: Any, args: tuple[Any, ...]) -> Traffic:
-    """The updated part of a sub-group, in the type of the model, unless the model's parameters stay on the host."""
+    """The updated part of a sub-group, in the type of the model: only where it is updated elsewhere than it is kept."""
     flat = optimizer.fp16_partitioned_groups_flat[args[0]]
-    stays = flat is None or getattr(optimizer, "offload_param", False)
-    return Traffic(0 if stays else int(flat.nbytes), 0)
+    stays = flat is None or offloads(optimizer) == _keeps_parameters(optimizer)
+    size = 0 if stays else int(flat.nbytes)
+    return Traffic(size, 0) if offloads(optimizer) else Traffic(0, size)
+
+
+def fetching(active: Recorder, parameters: Sequence[Any]) -> Spans:
+    """Parameters are about to be gathered: their parts go to the device first. :func:`ended` ends it."""
+    device = str(sys.modules["deepspeed.accelerator"].get_accelerator().device_name())
+    size = fetched_bytes(parameters, device)
+    name = active.names.id(_PARAMETERS)
+    return Spans(active, (active.begin_span(_COPY, _H2D, name, -1, size),) if size else ())
+
+
+def fetched_bytes(parameters: Sequence[Any], device: str) -> int:
+    """Of this rank's parts that do not lie on *device* (a kind, such as ``cuda``)."""
+    return sum(int(one.ds_tensor.ds_numel) * int(one.element_size()) for one in parameters if _lies_on(one) != device)
+
+
+def _lies_on(parameter: Any) -> str:
+    """Where its part is, or will have been read to from NVMe."""
+    part, swapper = parameter.ds_tensor, getattr(parameter, "nvme_swapper", None)
+    kept = part if swapper is None or part.final_location != "nvme" else swapper.buffers
+    return str(kept.device.type)
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
@@ -152,7 +185,7 @@ def updating(*, sent_next: bool) -> tuple[Before, Callable[..., None]]:
 
     def after(token: tuple[Spans, Any, int], result: Any, failed: bool) -> None:
         spans, optimizer, group = token
-        _ended(spans, result, failed)
+        ended(spans, result, failed)
         if sent_next and not failed:
             returning(spans, optimizer, group)
 
@@ -161,8 +194,8 @@ def updating(*, sent_next: bool) -> tuple[Before, Callable[..., None]]:
 
 STAGE_1_AND_2 = {
     "_optimizer_step": updating(sent_next=True),
-    "_release_preflattened_grad_buffers": (returned, _ended),
-    "reset_cpu_buffers": (returned, _ended),
+    "_release_preflattened_grad_buffers": (returned, ended),
+    "reset_cpu_buffers": (returned, ended),
     "async_inplace_copy_grad_to_fp32_buffer_from_gpu": copying(_to_master, _GRADIENT),
     "async_accumulate_grad_in_cpu_via_gpu": copying(_accumulated, _GRADIENT),
     "copy_grads_in_partition": copying(_compact, _GRADIENT),
@@ -171,6 +204,6 @@ STAGE_1_AND_2 = {
 STAGE_3 = {
     "_optimizer_step": updating(sent_next=False),
     "partition_grads": copying(_partitioned, _GRADIENT),
-    "_reassign_or_swap_out_partitioned_parameters": copying(_reassigned, _PARAMETERS),
+    "_reassign_or_swap_out_partitioned_parameters": copying(_reassigned, _PARAMETERS, _offloads_either),
 }
 """Of ``DeepSpeedZeroOptimizer_Stage3``."""
