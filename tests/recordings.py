@@ -186,7 +186,7 @@ class Writer:
                 device_allocated_bytes=held, device_peak_allocated_bytes=held, device_reserved_bytes=reserved,
                 device_peak_reserved_bytes=reserved, alloc_retries=retries,
             )  # fmt: skip
-        self.summaries.append(layout.pack(record))
+        self.summaries.append(record.end_ns, layout.flat(record._replace(end_ns=0)))
 
 
 _FLAGS = {Phase.CHECKPOINT: StepFlag.CHECKPOINT, Phase.COMPILE: StepFlag.COMPILED}

@@ -20,7 +20,7 @@ class AppendFile:
         found = os.fstat(self._file)
         self._identity = (found.st_dev, found.st_ino)
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: bytes | bytearray) -> bool:
         """False when *data* was dropped."""
         try:
             done = self._append(data)
@@ -30,7 +30,7 @@ class AppendFile:
             self._dropped()
         return done
 
-    def _append(self, data: bytes) -> bool:
+    def _append(self, data: bytes | bytearray) -> bool:
         found = os.fstat(self._file)
         if (found.st_dev, found.st_ino) != self._identity:
             self._file = -1

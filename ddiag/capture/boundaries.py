@@ -21,6 +21,10 @@ class Turn(Enum):
     INSIDE = "one of several optimizers of a step, not the last"
 
 
+_CLOSE = Turn.CLOSE
+"""Found once: a member of an enum costs more to look up than all else that the end of a usual step asks here."""
+
+
 class Boundaries:
     def __init__(self) -> None:
         self._closer: int | None = None
@@ -43,7 +47,7 @@ class Boundaries:
             # The second case: the one that used to close no longer steps; this round ends with the one seen twice.
             self._closer = optimizer
             self._round.clear()
-            return Turn.CLOSE
+            return _CLOSE
         self._round.append(optimizer)
         return Turn.INSIDE
 

@@ -181,6 +181,20 @@ def callback(name: str, function: Callable[..., object]) -> Callable[..., None]:
     return safe
 
 
+def told_one(name: str, function: Callable[[Any], object]) -> Callable[[Any], None]:
+    """:func:`callback` for a function of one argument: unpacking none costs a tenth of a microsecond less."""
+    hook = DOOR.hook(name)
+
+    def safe(argument: Any) -> None:
+        if hook.live:
+            try:
+                function(argument)
+            except Exception as error:  # noqa: BLE001 - this is the door
+                DOOR.failed(hook, error)
+
+    return safe
+
+
 @contextmanager
 def quietly(name: str) -> Iterator[None]:
     """A block whose failure is only reported."""

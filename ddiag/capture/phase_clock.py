@@ -8,11 +8,16 @@ from types import TracebackType
 from typing import Literal
 
 from ddiag.capture.clock import now_ns
-from ddiag.capture.ring import RingWriter
+from ddiag.capture.pace import MEMORY_SHARE, Pace
+from ddiag.capture.ring import END_WORD, HEADER_WORDS, RECORD_WORDS, STATE_WORD, UPPER_HALF, RingWriter
 from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Flag, Kind, Phase, State
 from ddiag.schema.ring import (
     LIVE_MICRO_STEP,
+    LIVE_PHASE,
+    LIVE_PHASE_SINCE,
+    LIVE_PROGRESS,
+    LIVE_STEP,
     NO_DTYPE,
     NO_NAME,
 )
@@ -45,6 +50,7 @@ class PhaseClock:
         self.current_phase = _NONE
         self.micro_step = 0
         self.totals = StepTotals(began_ns)
+        self._memory_pace = Pace(MEMORY_SHARE)
         self._since = began_ns
         self._untouched = True
         self._open: list[tuple[int, int]] = []
@@ -87,7 +93,9 @@ class PhaseClock:
             self._forward_seen = True
         elif phase in _STEP_FLAGS:
             totals.flags |= _STEP_FLAGS[phase]
-        self._set_live(self.step, phase, now, now)
+        words = self._words
+        words[LIVE_PHASE] = phase
+        words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
         totals.mark_ns += now_ns() - now
         return token
 
@@ -103,20 +111,25 @@ class PhaseClock:
         if token < 0:
             return
         now = now_ns()
-        if get_ident() == self._thread:
-            self.totals.phase_ns[self.current_phase] += now - self._since
-            self._since = now
-            stack = self._open
-            if stack and stack[-1][0] == token:
-                stack.pop()
-            else:
-                self._unwind(token)
-            phase = self.current_phase = stack[-1][1] if stack else _NONE
-            self._set_live(self.step, phase, now, now)
-            self._complete(token, now, _FAILED if failed else _DONE)
-            self.totals.mark_ns += now_ns() - now
+        if get_ident() != self._thread:
+            self.ring.complete(token, now, _FAILED if failed else _DONE)
             return
-        self._complete(token, now, _FAILED if failed else _DONE)
+        totals, stack, words = self.totals, self._open, self._words
+        totals.phase_ns[self.current_phase] += now - self._since
+        self._since = now
+        if stack and stack[-1][0] == token:
+            del stack[-1]
+        else:
+            self._unwind(token)
+        words[LIVE_PHASE] = self.current_phase = stack[-1][1] if stack else _NONE
+        words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
+        # ``ring.complete`` by hand: between a step's kernels, caches cold, a call costs more than what it does.
+        word = HEADER_WORDS + token % self._capacity * RECORD_WORDS
+        if words[word] == token + 1:
+            words[word + END_WORD] = now
+            word += STATE_WORD
+            words[word] = words[word] & UPPER_HALF | (_FAILED if failed else _DONE)
+        totals.mark_ns += now_ns() - now
 
     def phase(self, phase: int) -> PhaseSpan:
         """``with active.phase(Phase.LOGGING): …`` for slow paths."""
@@ -161,14 +174,18 @@ class PhaseClock:
 
     def begin_backward(self) -> int | None:
         """The token for :meth:`end_backward`; None inside another backward (recomputation), or on another thread."""
-        if get_ident() != self._thread or self.in_phase(_BACKWARD):
+        if get_ident() != self._thread:
             return None
-        self._leave_stale(_FORWARD)
-        self.resume_training()
+        if self._open:
+            if self.in_phase(_BACKWARD):
+                return None
+            self._leave_stale(_FORWARD)
+            self.resume_training()
         self.training_source, self.eval_called = self.last_source, False
         if not (self._forward_seen or self._untouched) and self.current_phase in (_NONE, _OPTIMIZER):
             self._infer_forward(now_ns())
-        self.sample_peaks()
+        if self._memory_pace.on:
+            self.sample_peaks()
         return self.enter(_BACKWARD)
 
     def end_backward(self, token: int, *, failed: bool) -> None:
@@ -200,13 +217,14 @@ class PhaseClock:
 
     def begin_forward(self, *, grad: bool, training: bool) -> int | None:
         """The outermost module that marks itself is called; None when that is part of something else."""
-        if get_ident() != self._thread or self.in_phase(_FORWARD) or self.in_phase(_BACKWARD):
+        if get_ident() != self._thread or (self._open and (self.in_phase(_FORWARD) or self.in_phase(_BACKWARD))):
             return None
         if not grad and not training:
             if not self._open:
                 self.enter(_EVALUATION)
             return None
-        self.resume_training()
+        if self._open:
+            self.resume_training()
         return self.enter(_FORWARD)
 
     def resume_training(self) -> None:
@@ -243,13 +261,14 @@ class PhaseClock:
         return tid
 
     def _live(self, now: int) -> None:
-        self._set_live(self.step, self.current_phase, now, now)
-        self._words[LIVE_MICRO_STEP] = self.micro_step
+        words = self._words
+        words[LIVE_STEP], words[LIVE_PHASE], words[LIVE_MICRO_STEP] = self.step, self.current_phase, self.micro_step
+        words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
 
     def _bind_ring(self) -> None:
         """What is called at every mark, found once."""
         ring = self.ring
-        self._words, self._begin, self._complete, self._set_live = ring.words, ring.begin, ring.complete, ring.set_live
+        self._words, self._begin, self._capacity = ring.words, ring.begin, ring.capacity
 
 
 class PhaseSpan:

@@ -10,9 +10,6 @@ import errno
 import itertools
 import mmap
 import os
-import struct
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from ddiag.schema import ring as layout
@@ -24,17 +21,17 @@ CAPACITY = 32_768
 """4 MiB: what a process's resident set grows by once the ring has gone round."""
 
 _BLOCK = 1 << 20
-_RECORD_WORDS = layout.RECORD_BYTES // 8
-_HEADER_WORDS = layout.HEADER_BYTES // 8
-_END_WORD = layout.END_OFFSET // 8
+RECORD_WORDS = layout.RECORD_BYTES // 8
+HEADER_WORDS = layout.HEADER_BYTES // 8
+END_WORD = layout.END_OFFSET // 8
+STATE_WORD = layout.STATE_OFFSET // 8
+"""Of a record: its state in the lower half, the micro step in the upper."""
+UPPER_HALF = -1 << 32
 _START_WORD = layout.START_OFFSET // 8
 _STATE_HALF = layout.STATE_OFFSET // 4
 _FLAGS_HALF = layout.FLAGS_OFFSET // 4
-_HEAD = layout.HEAD_OFFSET // 8
+_HEAD = layout.HEAD
 _CLOSED = layout.CLOSED_OFFSET // 8
-_WHERE = struct.Struct("=4q")
-"""The live words of step, phase, since when, progress: neighbours, and each written as one word."""
-_WHERE_OFFSET = layout.LIVE_STEP * 8
 
 
 def reserve(file: int, size: int, *, start: int = 0) -> None:
@@ -62,8 +59,6 @@ class RingWriter:
         """The whole file as 64-bit words; live words by ``layout.LIVE_*``."""
         self._halves = memoryview(memory).cast("I")
         self._pack = layout.BODY.pack_into
-        self.set_live: Callable[[int, int, int, int], None] = partial(_WHERE.pack_into, memory, _WHERE_OFFSET)
-        """``set_live(step, phase, since ns, progress ns)``: where the training thread is."""
         self._next = itertools.count().__next__
         packed = layout.pack_header(header)
         memory[: len(packed)] = packed
@@ -115,7 +110,7 @@ class RingWriter:
         """Take a slot and fill it; its token."""
         index = self._next()
         slot = index % self.capacity
-        word = _HEADER_WORDS + slot * _RECORD_WORDS
+        word = HEADER_WORDS + slot * RECORD_WORDS
         words = self.words
         words[word] = 0
         # fmt: off
@@ -129,25 +124,25 @@ class RingWriter:
 
     def complete(self, token: int, end_ns: int, state: int = State.DONE, flags: int = 0) -> bool:
         """Close record *token*; False when the ring has gone round since and its slot is another's."""
-        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        word = HEADER_WORDS + token % self.capacity * RECORD_WORDS
         words = self.words
         if token < 0 or words[word] != token + 1:
             return False
         if flags:
             self._halves[(word << 1) + _FLAGS_HALF] |= flags
-        words[word + _END_WORD] = end_ns
+        words[word + END_WORD] = end_ns
         self._halves[(word << 1) + _STATE_HALF] = state
         return True
 
     def set_state(self, token: int, state: int) -> bool:
-        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        word = HEADER_WORDS + token % self.capacity * RECORD_WORDS
         if token < 0 or self.words[word] != token + 1:
             return False
         self._halves[(word << 1) + _STATE_HALF] = state
         return True
 
     def add_flags(self, token: int, flags: int) -> bool:
-        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        word = HEADER_WORDS + token % self.capacity * RECORD_WORDS
         if token < 0 or self.words[word] != token + 1:
             return False
         self._halves[(word << 1) + _FLAGS_HALF] |= flags
@@ -155,12 +150,12 @@ class RingWriter:
 
     def set_times(self, token: int, start_ns: int, end_ns: int, *, flags: int, state: int = State.DONE) -> bool:
         """Close record *token* with times measured elsewhere (on a device); *flags* are added to its own."""
-        word = _HEADER_WORDS + token % self.capacity * _RECORD_WORDS
+        word = HEADER_WORDS + token % self.capacity * RECORD_WORDS
         words, halves = self.words, self._halves
         if token < 0 or words[word] != token + 1:
             return False
         words[word + _START_WORD] = start_ns
-        words[word + _END_WORD] = end_ns
+        words[word + END_WORD] = end_ns
         halves[(word << 1) + _FLAGS_HALF] |= flags
         halves[(word << 1) + _STATE_HALF] = state
         return True
@@ -174,7 +169,6 @@ class RingWriter:
         self._map = mmap.mmap(-1, len(self._map))
         self.words = memoryview(self._map).cast("q")
         self._halves = memoryview(self._map).cast("I")
-        self.set_live = partial(_WHERE.pack_into, self._map, _WHERE_OFFSET)
 
     @property
     def head(self) -> int:

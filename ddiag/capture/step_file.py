@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from ddiag.schema.placement import file_system, is_remote
 
 PIECE = 1 << 16
 """About 200 steps."""
-_END, _REST = layout.END_OFFSET, layout.END_OFFSET + 8
+_PACK, _PACK_END = layout.RECORD.pack_into, struct.Struct("<q").pack_into
+_END, _BYTES = layout.END_OFFSET, layout.RECORD_BYTES
 
 
 class StepWriter:
@@ -44,22 +46,24 @@ class StepWriter:
         finally:
             os.close(file)
 
-    def append(self, packed: bytes) -> None:
-        """*packed* is a :class:`~ddiag.schema.steps.StepRecord` as :func:`ddiag.schema.steps.pack` makes it."""
+    def append(self, end_ns: int, values: tuple[float, ...]) -> None:
+        """*values* are a :class:`~ddiag.schema.steps.StepRecord`, flat, with 0 instead of its end, *end_ns*."""
         if self._appended is not None:
+            packed = bytearray(layout.RECORD.pack(*values))
+            _PACK_END(packed, _END, end_ns)
             self._appended.write(packed)
             return
-        if self._next + layout.RECORD_BYTES > self._size:
+        after = self._next + _BYTES
+        if after > self._size:
             self._grow()
         memory, at = self._map, self._next - self._base
-        if memory is None or self._next + layout.RECORD_BYTES > self._size:
+        if memory is None or after > self._size:
             self._dropped()
             return
         # The end comes last: until it is there, the record is none.
-        memory[at + _REST : at + layout.RECORD_BYTES] = packed[_REST:]
-        memory[at : at + _END] = packed[:_END]
-        memory[at + _END : at + _REST] = packed[_END:_REST]
-        self._next += layout.RECORD_BYTES
+        _PACK(memory, at, *values)
+        _PACK_END(memory, at + _END, end_ns)
+        self._next = after
 
     def _grow(self) -> None:
         """Take the next piece, if the disk has room and the file is still this one."""

@@ -35,6 +35,8 @@ wall_ns, mono_ns, main_tid. ``wall_ns`` and ``mono_ns`` were read together; ``st
 
 HEAD_OFFSET = 512
 """u64: records begun so far. A hint: with several threads it may lag by a few; the index words are the truth."""
+HEAD = HEAD_OFFSET // 8
+""":data:`HEAD_OFFSET` as an index of 8-byte words."""
 CLOSED_OFFSET = 520
 """i64: mono_ns at which the recorder closed the ring in good order; 0 while it is open or after a crash."""
 LIVE = struct.Struct("<QqqqqqQQQq")
@@ -56,6 +58,15 @@ whole."""
     LIVE_MICRO_STEP,
 ) = range(LIVE_OFFSET // 8, LIVE_OFFSET // 8 + 10)
 """The same as indices of 8-byte words from the start of the file."""
+
+COUNTED_CALLS, COUNTED_BYTES, COUNTED_WAIT_NS = range(LIVE_MICRO_STEP + 1, LIVE_MICRO_STEP + 4)
+"""Words in which the native kernel adds up, over the whole recording: collectives, the bytes they were given, and how
+long the training thread waited for them."""
+REPLICAS = 64
+FORWARDS = (LIVE_OFFSET + 128) // 8
+"""First of REPLICAS words: how often replica *i* of a model (modulo REPLICAS) went forward with gradients, which tells
+the native kernel that a pass begins in which each of its buckets is reduced once."""
+assert 8 * (FORWARDS + REPLICAS) <= HEADER_BYTES
 
 RECORD = struct.Struct("<QHHIiiqHHiqqqqqqqdII16x")
 """index+1, kind, op, flags, group, label, step, phase, dtype, peer, seq, enqueue_ns, start_ns, end_ns, bytes_in,

@@ -107,9 +107,14 @@ def pack_header(*, pid: int, rank: int, attempt: int, wall_ns: int, mono_ns: int
     return HEADER.pack(MAGIC, FORMAT_VERSION, RECORD_BYTES, pid, rank, attempt, wall_ns, mono_ns, 0)
 
 
-def pack(record: StepRecord) -> bytes:
+def flat(record: StepRecord) -> tuple[float, ...]:
+    """The values of :data:`RECORD`."""
     phases = record.phase_ns
-    return RECORD.pack(*record[:6], *phases, *(0,) * (PHASES - len(phases)), *record[7:])
+    return (*record[:6], *phases, *(0,) * (PHASES - len(phases)), *record[7:])
+
+
+def pack(record: StepRecord) -> bytes:
+    return RECORD.pack(*flat(record))
 
 
 def empty(step: int = 0) -> StepRecord:

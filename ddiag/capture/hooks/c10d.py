@@ -50,7 +50,7 @@ def install(module: ModuleType, patches: Patches) -> None:
 def activated(active: Recorder) -> None:
     groups.activated(active)
     active.at_close("collectives", following.drain)
-    active.at_step_end("groups", lambda _totals: groups.tell(active))
+    active.at_step_end("groups", lambda _totals: groups.told_late(active))
 
 
 def _group_met(active: Recorder, group: Any, name: str, number: int) -> None:

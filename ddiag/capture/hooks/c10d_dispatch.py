@@ -94,9 +94,13 @@ class DispatchTier:
         active = self.active
         if active is None or active is not recorder.current:
             return
+        looked = self.looking
         if self._device is not None:
             self._device.resolve(active)
-        now, looked = now_ns(), self.looking
+        elif not (looked or self._share.looks_at(active.step + 1)):
+            totals.comm_count = totals.comm_bytes = UNKNOWN
+            return
+        now = now_ns()
         cost = self._own_ns + self._calls * DISPATCH_NS if looked else None
         self._share.step_ended(now - totals.start_ns, cost)
         if looked:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import sys
 import weakref
-from functools import partial
 from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import callback
-from ddiag.capture.hooks import device_times
+from ddiag.capture.door import told_one
+from ddiag.capture.hooks import device_times, labels
 from ddiag.capture.hooks.c10d_ops import hook_operations
 from ddiag.capture.hooks.device_times import Begun
 from ddiag.capture.hooks.following import Sequence, follow
-from ddiag.capture.hooks.labels import context, label_of
+from ddiag.capture.hooks.labels import label_of
 from ddiag.capture.hooks.sampling import Share
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
@@ -51,24 +50,22 @@ class HooksTier:
 
     def __init__(self) -> None:
         self.active: Recorder | None = None
-        self._device = device_times.current
+        self.device = device_times.current
         self.looking = True
         self._share = Share()
-        self._sampling = False
-        """Some step was not looked at."""
-        self._cost_ns = 0
-        self._calls = 0
-        self._followed = 0
+        self.sampled = 0
+        """The flag SAMPLED, once some step was not looked at."""
+        self.spent_ns = self.calls = self.followed = 0
+        """In the running step: time of our own code, calls, and calls whose end is told."""
         self._groups: list[HookedGroup] = []
         self._dtypes: dict[Any, int] = {}
-        self._ops = hook_operations(sys.modules["torch"]._C._distributed_c10d.HookOpName)
+        self.ops = hook_operations(sys.modules["torch"]._C._distributed_c10d.HookOpName)
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
-        self.active, self._device = active, device_times.current
+        self.active, self.device = active, device_times.current
         self._dtypes.clear()
-        self._sampling = False
-        self._cost_ns = self._calls = self._followed = 0
+        self.sampled = self.spent_ns = self.calls = self.followed = 0
         self.look(True)
         active.at_step_end("pg_hooks", self.step_ended)
 
@@ -100,80 +97,30 @@ class HooksTier:
         active = self.active
         if active is None or active is not recorder.current:
             return
-        if self._device is not None:
-            self._device.resolve(active)
-        looked = self.looking
-        cost = self._cost_ns + self._calls * HOOK_NS + self._followed * FOLLOW_NS
+        upcoming = active.step + 1
+        looked, now = self.looking, self._share.looks_at(upcoming)
+        if not (looked or now) and self.device is None:
+            totals.comm_count = totals.comm_bytes = UNKNOWN
+            return
+        if self.device is not None:
+            self.device.resolve(active)
+        cost = self.spent_ns + self.calls * HOOK_NS + self.followed * FOLLOW_NS
         self._share.step_ended(now_ns() - totals.start_ns, cost if looked else None)
         totals.own_ns += cost
         if not looked:
             totals.comm_count = totals.comm_bytes = UNKNOWN
-        self._cost_ns = self._calls = self._followed = 0
-        now = self._share.looks_at(active.step + 1)
+        self.spent_ns = self.calls = self.followed = 0
+        now = self._share.looks_at(upcoming)
         if now != looked:
             self.look(now)
-        if not (now or self._sampling):
-            self._sampling = True
-            active.facts.write("tier", tier=SAMPLED_NAME, since_step=active.step + 1, **sampled_sees())
+        if not (now or self.sampled):
+            self.sampled = _SAMPLED
+            active.facts.write("tier", tier=SAMPLED_NAME, since_step=upcoming, **sampled_sees())
 
-    def before(self, group: HookedGroup, call: Any) -> None:
-        active = self.active
-        if active is None or active is not recorder.current:
-            return
-        if not active.on_training_thread() and active.current_phase != _BACKWARD:
-            group.shared = True
-        if not self.looking:
-            return
-        began = now_ns()
-        op = self._ops[int(call.name)]
-        if op < 0:
-            return
-        given = call.input_tensors
-        taken = given if op in _IN_PLACE else call.output_tensors
-        tensor = given[0] if given else taken[0] if taken else None
-        host = tensor is None or tensor.is_cpu
-        flags = context.flags | _ASYNC if call.async_op else context.flags
-        if self._sampling:
-            flags |= _SAMPLED
-        begun = None
-        if not host:
-            begun = None if self._device is None or tensor is None else self._device.begin(tensor.device)
-            flags |= _END_UNKNOWN
-        bytes_in = bytes_out = 0
-        dtype = NO_DTYPE
-        if op != _BARRIER:
-            bytes_in = 0 if op == _RECV else _size(given)
-            bytes_out = bytes_in if taken is given else 0 if op == _SEND else _size(taken)
-            if tensor is not None:
-                dtype = self._dtypes.get(tensor.dtype, -1)
-                dtype = self._dtype(active, tensor.dtype) if dtype < 0 else dtype
-        peer = call.root if op in _ROOTED else -1
-        number = group.number
-        label = label_of(op, number, active.current_phase, bytes_in)
-        seq = group.seq(op, peer)
-        token = active.begin_collective(op, number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        group.issuing[call.op_id] = (token, op, host, begun)
-        self._cost_ns += now_ns() - began
-
-    def after(self, group: HookedGroup, call: Any) -> None:
-        issuing = group.issuing.pop(call.op_id, None)
-        active = self.active
-        if issuing is None or active is None:
-            return
-        began = now_ns()
-        self._calls += 1
-        token, op, host, begun = issuing
-        if host:
-            self._followed += 1
-            follow(active, token, call.work, op, group.number)
-        else:
-            active.issued(token)
-            if begun is not None and self._device is not None:
-                self._device.follow(token, begun, call.work)
-        self._cost_ns += now_ns() - began
-
-    def _dtype(self, active: Recorder, dtype: Any) -> int:
-        found = self._dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
+    def dtype(self, active: Recorder, dtype: Any) -> int:
+        found = self._dtypes.get(dtype)
+        if found is None:
+            found = self._dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
         return found
 
 
@@ -198,8 +145,70 @@ class HookedGroup:
         self._sequence = Sequence(begun_at=_torch_count(group))
         self._has_transfers = False
         self._hooked = False
-        self._before = callback(f"pre_hook {name}", partial(tier.before, self))
-        self._after = callback(f"post_hook {name}", partial(tier.after, self))
+        self._tier = tier
+        self._before = told_one(f"pre_hook {name}", self._begins)
+        self._after = told_one(f"post_hook {name}", self._issued)
+
+    def _begins(self, call: Any) -> None:
+        """Before the kernel. One function, since each call costs more here than most of what it does."""
+        tier = self._tier
+        active = tier.active
+        if active is None or active is not recorder.current:
+            return
+        if active.current_phase != _BACKWARD and not active.on_training_thread():
+            self.shared = True
+        if not tier.looking:
+            return
+        began = now_ns()
+        op = tier.ops[int(call.name)]
+        if op < 0:
+            return
+        given = call.input_tensors
+        taken = given if op in _IN_PLACE else call.output_tensors
+        tensor = given[0] if given else taken[0] if taken else None
+        context = labels.context
+        flags = context.flags | tier.sampled
+        if call.async_op:
+            flags |= _ASYNC
+        host, begun = True, None
+        if tensor is not None and not tensor.is_cpu:
+            host = False
+            flags |= _END_UNKNOWN
+            begun = None if tier.device is None else tier.device.begin(tensor.device)
+        bytes_in = bytes_out = 0
+        dtype = NO_DTYPE
+        if op != _BARRIER:
+            bytes_in = 0 if op == _RECV else given[0].nbytes if len(given) == 1 else _size(given)
+            bytes_out = bytes_in if taken is given else 0 if op == _SEND else _size(taken)
+            if tensor is not None:
+                dtype = tier.dtype(active, tensor.dtype)
+        peer = call.root if op in _ROOTED else -1
+        label = context.label
+        if label < 0 or context.plan:
+            label = label_of(op, self.number, active.current_phase, bytes_in)
+        seq = self.seq(op, peer)
+        token = active.begin_collective(op, self.number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
+        self.issuing[call.op_id] = (token, op, host, begun)
+        tier.spent_ns += now_ns() - began
+
+    def _issued(self, call: Any) -> None:
+        """After the kernel."""
+        issuing = self.issuing.pop(call.op_id, None)
+        tier = self._tier
+        active = tier.active
+        if issuing is None or active is None:
+            return
+        began = now_ns()
+        tier.calls += 1
+        token, op, host, begun = issuing
+        if host:
+            tier.followed += 1
+            follow(active, token, call.work, op, self.number)
+        else:
+            active.issued(token)
+            if begun is not None and tier.device is not None:
+                tier.device.follow(token, begun, call.work)
+        tier.spent_ns += now_ns() - began
 
     def seq(self, op: int, peer: int) -> int:
         """The number of a call that is about to be issued; -1 where nobody has kept count.

@@ -48,7 +48,7 @@ def start(active: Recorder, patches: Patches) -> bool:
             native.set_dtype(dtype, active.names.dtype(str(dtype).removeprefix("torch.")))
     labels.told, labels.told_plan = native.set_context, native.set_plan
     waits.native_waited = native.waited
-    active.comm_totals = native.totals
+    active.counted_outside = True
     patches.undo_with(stop)
     return True
 
@@ -65,14 +65,10 @@ def group_met(_active: Recorder, group: Any, _name: str, number: int) -> None:
         library.set_group(group, number)
 
 
-def set_buckets(group: Any, reducer: int, sizes: list[int], names: list[int]) -> None:
+def set_buckets(group: Any, reducer: int, replica: int, sizes: list[int], names: list[int]) -> None:
+    """What a *replica*'s reducer, which is number *reducer* in *group*, reduces in every pass."""
     if library is not None:
-        library.set_buckets(group, reducer, sizes, names)
-
-
-def rewind_buckets(group: Any, reducer: int) -> None:
-    if library is not None:
-        library.rewind_buckets(group, reducer)
+        library.set_buckets(group, reducer, replica, sizes, names)
 
 
 def sees() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ddiag.capture.hooks.groups import group_id, name_of
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.phases import Mark
+from ddiag.schema.ring import FORWARDS, REPLICAS
 
 MAX_LOOKS = 12
 """Buckets are rebuilt in the second synchronised iteration, or never (unused parameters)."""
@@ -49,6 +50,10 @@ class Watched:
     """Of these, the one before which DDP's own measurements are read next."""
     unused_bytes: int = -1
     unused_looks: int = 0
+    settled: bool = False
+    """Nothing is to be learned from its reducer any more."""
+    seen: bool = False
+    """What there is to do before this forward pass was done when it began."""
 
 
 _watched: dict[int, Watched] = {}
@@ -60,7 +65,7 @@ def install(module: ModuleType, patches: Patches) -> None:
     """*module* is ``torch.nn.parallel.distributed``."""
     wrapper = module.DistributedDataParallel
     patches.replace(wrapper, "__init__", partial(around, name="ddp.init", before=_first, after=_built))
-    patches.replace(wrapper, "_pre_forward", partial(around, name="ddp.forward", before=_forward, after=_begun))
+    patches.replace(wrapper, "_pre_forward", partial(around, name="ddp.forward", before=_pre_forward, after=_begun))
 
 
 def activated(_active: Recorder) -> None:
@@ -99,7 +104,7 @@ def _forget(identity: int, gone: ref[Any]) -> None:
         reducers = None if group is None else labels.reducers.get(group_id(name_of(group)))
         if reducers:  # the module's successor may have buckets of the same sizes
             reducers[watched.place] = labels.Buckets([], [])
-            c10d_native.set_buckets(group, watched.place, [], [])
+            c10d_native.set_buckets(group, watched.place, watched.index, [], [])
 
 
 def _configuration(module: Any, index: int) -> dict[str, Any]:
@@ -173,37 +178,65 @@ def _label(module: Any, watched: Watched, sizes: list[int]) -> None:
         watched.place = len(reducers)
         reducers.append(made)
     watched.buckets, watched.group = made, ref(module.process_group)
-    c10d_native.set_buckets(module.process_group, watched.place, sizes, names)
+    c10d_native.set_buckets(module.process_group, watched.place, watched.index, sizes, names)
 
 
 def _numbers(text: str) -> list[int]:
     return [int(one) for one in text.split(",") if one.strip()]
 
 
-def _forward(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Recorder, Any] | None:
+def forward_begins(active: Recorder, module: Any) -> None:
+    """The forward pass of a module is about to begin, with gradients.
+
+    What is left to do once its buckets are known costs a third of what it costs later, between the pass's own work.
+    """
+    watched = _watched.get(id(module))
+    if watched is not None and watched.settled:
+        watched.seen = True
+        _pass_begins(active, module, watched)
+
+
+def _pre_forward(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Recorder, Any] | None:
     active = recorder.current
-    return None if active is None else (active, args[0])
+    if active is None:
+        return None
+    watched = _watched.get(id(args[0]))
+    if watched is not None and watched.seen:
+        watched.seen = False
+        return None
+    return active, args[0]
 
 
 def _begun(token: tuple[Recorder, Any], _result: Any, _failed: bool) -> None:
+    """Torch has rebuilt the buckets by now, if it does so in this pass."""
     active, module = token
     if not sys.modules["torch"].is_grad_enabled():
         return
     watched = _watched.get(id(module)) or _watch(active, module)
+    if not _pass_begins(active, module, watched):
+        return
+    if not watched.rebuilt and watched.looks < MAX_LOOKS:
+        _look(module, watched)
+    searches = bool(getattr(module, "find_unused_parameters", False))
+    if searches:
+        watched.passes += 1
+        if watched.passes <= MAX_LOOKS or watched.passes % UNUSED_EVERY == 0:
+            _look_for_unused(module, watched)
+    watched.settled = not searches and (watched.rebuilt or watched.looks >= MAX_LOOKS)
+
+
+def _pass_begins(active: Recorder, module: Any, watched: Watched) -> bool:
+    """Its gradients will be reduced."""
     synchronised = bool(module.require_backward_grad_sync)
     labels.set_no_sync(not synchronised)
     if not synchronised:
         active.mark(Mark.NO_SYNC)
-        return
+        return False
     watched.synchronised += 1
     if watched.synchronised == watched.log_at:
         watched.log_at = ddp_log.tell(active, watched.index, module, watched.synchronised)
-    if not watched.rebuilt and watched.looks < MAX_LOOKS:
-        _look(module, watched)
-    if getattr(module, "find_unused_parameters", False):
-        watched.passes += 1
-        if watched.passes <= MAX_LOOKS or watched.passes % UNUSED_EVERY == 0:
-            _look_for_unused(module, watched)
-    if watched.buckets is not None:
+    if c10d_native.library is not None:
+        active.ring.words[FORWARDS + watched.index % REPLICAS] += 1
+    elif watched.buckets is not None:
         watched.buckets.rewind()
-        c10d_native.rewind_buckets(module.process_group, watched.place)
+    return True

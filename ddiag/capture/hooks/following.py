@@ -7,12 +7,15 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from ddiag.capture.door import callback
+from ddiag.capture.clock import now_ns
+from ddiag.capture.door import DOOR
 from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
+from ddiag.capture.ring import RingWriter
 from ddiag.schema.phases import Op, State
+from ddiag.schema.ring import LIVE_PROGRESS
 
-_ISSUED = int(State.ISSUED)
+_ISSUED, _DONE, _FAILED = int(State.ISSUED), int(State.DONE), int(State.FAILED)
 _POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
 
 
@@ -53,8 +56,9 @@ def follow(active: Recorder, token: int, work: Any, operation: object, group_id:
         except RuntimeError:
             _no_future.add(operation)
         else:
-            waits.forget(active)
-            future.add_done_callback(Told(active, token, group_id))
+            if waits.issued.token >= 0:
+                waits.forget(active)
+            future.add_done_callback(Told(active.ring, token, group_id))
             return
     waits.ends_when_waited(active, token)
 
@@ -88,16 +92,7 @@ def _drain(ids: Collection[int], limit_s: float) -> None:
         time.sleep(0.001)
 
 
-def _over(active: Recorder, token: int, future: Any) -> None:
-    try:
-        future.value()
-    except RuntimeError:
-        active.complete(token, ok=False)
-    else:
-        active.complete(token)
-
-
-_done = callback("collective.done", _over)
+_HOOK = DOOR.hook("collective.done")
 
 
 class Told:
@@ -106,10 +101,10 @@ class Told:
     A weak set of partial functions would do; it costs the issuing thread three times as much.
     """
 
-    __slots__ = ("_active", "_held", "_token")
+    __slots__ = ("_held", "_ring", "_token")
 
-    def __init__(self, active: Recorder, token: int, group_id: int) -> None:
-        self._active = active
+    def __init__(self, ring: RingWriter, token: int, group_id: int) -> None:
+        self._ring = ring
         self._token = token
         held = _told.get(group_id)
         if held is None:
@@ -118,7 +113,18 @@ class Told:
         held.add(id(self))
 
     def __call__(self, future: Any) -> None:
-        _done(self._active, self._token, future)
+        """As little as can be: the thread that issues the next collective waits until this one lets go of the GIL."""
+        try:
+            state = _DONE
+            try:
+                future.value()
+            except RuntimeError:
+                state = _FAILED
+            ring, now = self._ring, now_ns()
+            ring.words[LIVE_PROGRESS] = now
+            ring.complete(self._token, now, state)
+        except Exception as error:  # noqa: BLE001 - this is the door
+            DOOR.failed(_HOOK, error)
 
     def __del__(self) -> None:
         self._held.discard(id(self))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.door import around
+from ddiag.capture.hooks import ddp
 from ddiag.capture.hooks.spans import Token, leave
 from ddiag.capture.patches import Patches
 
@@ -21,10 +22,10 @@ _root: dict[int, Token] = {}
 
 
 def install(module: ModuleType, patches: Patches) -> None:
-    for name in ("DistributedDataParallel", "FullyShardedDataParallel"):
+    for name, before in (("DistributedDataParallel", _replica_before), ("FullyShardedDataParallel", _before)):
         owner = vars(module).get(name)
         if owner is not None and owner.__module__ == module.__name__:
-            patches.replace(owner, "forward", partial(around, name=f"{name}.forward", before=_before, after=leave))
+            patches.replace(owner, "forward", partial(around, name=f"{name}.forward", before=before, after=leave))
     state = vars(module).get("FSDPState")
     if state is not None and state.__module__ == module.__name__:
         patches.replace(
@@ -40,6 +41,17 @@ def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
     if active is None:
         return None
     token = active.begin_forward(grad=sys.modules["torch"].is_grad_enabled(), training=args[0].training)
+    return None if token is None else (active, token)
+
+
+def _replica_before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
+    active, module = recorder.current, args[0]
+    if active is None:
+        return None
+    grad = sys.modules["torch"].is_grad_enabled()
+    token = active.begin_forward(grad=grad, training=module.training)
+    if grad:
+        ddp.forward_begins(active, module)
     return None if token is None else (active, token)
 
 

@@ -13,11 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from ddiag.capture import recorder
+from ddiag.capture.clock import now_ns
 from ddiag.capture.door import around, quietly
 from ddiag.capture.hooks import following
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.ring import NO_NAME
+
+_LATE_NS = 10**9
 
 _c10d: ModuleType | None = None
 _ids: dict[str, int] = {}
@@ -62,6 +65,12 @@ def group_id(name: str) -> int:
 def name_of(group: Any) -> str:
     """What torch registered *group* as; one of a Python class does not know it itself."""
     return "" if _c10d is None else str(_c10d._world.pg_names.get(group, ""))
+
+
+def told_late(active: Recorder) -> int:
+    """:func:`tell` what no maker of groups told of, now and then; when to come again."""
+    tell(active)
+    return now_ns() + _LATE_NS
 
 
 def tell(active: Recorder) -> None:

@@ -1,7 +1,7 @@
 """Records some steps with torch.profiler, on all ranks the same ones, because somebody asked for it.
 
-The request lies in the run folder (:mod:`ddiag.schema.profile`) and is looked for when a step ends, at most four times
-a second. A profiler of the user's goes first: a window does not begin while one runs, and is given up when one starts.
+The request lies in the run folder (:mod:`ddiag.schema.profile`) and is looked for when a step ends, at most twice a
+second. A profiler of the user's goes first: a window does not begin while one runs, and is given up when one starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddiag.schema.phases import Mark
 from ddiag.schema.profile import ProfileRequest, read_request, request_file, trace_file
 from ddiag.schema.steps import StepFlag
 
-_LOOK_EVERY_NS = 250_000_000
+_LOOK_EVERY_NS = 500_000_000
 _STARTERS = ("_prepare_profiler", "_enable_profiler")
 """What every way to start a profiler goes through, in ``torch.autograd.profiler``."""
 
@@ -52,8 +52,8 @@ class ProfileWindow:
         self._starters: dict[str, Any] = {}
         self._wrote_now = False
 
-    def step_ended(self, totals: StepTotals) -> None:
-        """A step of the training thread is over."""
+    def step_ended(self, totals: StepTotals) -> int | None:
+        """A step of the training thread is over; when to come again, None: after the next."""
         step = self._active.step
         if self._wrote_now:
             self._wrote_now = False
@@ -65,6 +65,8 @@ class ProfileWindow:
             self.look()
         if self._profiler is None:
             self.begin_if_due(step + 1)
+        idle = self._request is None and self._profiler is None and not self._wrote_now
+        return self._looked_ns + _LOOK_EVERY_NS if idle else None
 
     def look(self) -> None:
         """Whether there is a new request."""

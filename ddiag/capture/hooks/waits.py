@@ -30,7 +30,7 @@ class _Issued(threading.local):
     token = -1
 
 
-_issued = _Issued()
+issued = _Issued()
 
 
 def install(module: ModuleType, patches: Patches) -> None:
@@ -40,12 +40,12 @@ def install(module: ModuleType, patches: Patches) -> None:
 def ends_when_waited(active: recorder.Recorder, token: int) -> None:
     """*token* was just issued by this thread and has no future."""
     forget(active)
-    _issued.token = token
+    issued.token = token
 
 
 def forget(active: recorder.Recorder) -> None:
     """Another collective was issued: the next wait need not be for the last one."""
-    token, _issued.token = _issued.token, -1
+    token, issued.token = issued.token, -1
     if token >= 0:
         active.ring.add_flags(token, _END_UNKNOWN)
 
@@ -76,9 +76,9 @@ def _finish(active: recorder.Recorder, work: Any, began: int, ok: bool) -> None:
         native_waited(work, began, ok)
         return
     ended = now_ns()
-    issued = _issued.token
-    if issued >= 0:
-        _issued.token = -1
-        active.complete(issued, ok, flags=_END_IS_WAIT)
+    token = issued.token
+    if token >= 0:
+        issued.token = -1
+        active.complete(token, ok, flags=_END_IS_WAIT)
     if ended - began >= SHORTEST_NS:
         active.waited_for(began, ended, ok=ok)

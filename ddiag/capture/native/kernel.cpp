@@ -38,6 +38,8 @@ constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint64_t kHeadOffset = 512;
 constexpr uint64_t kLiveOffset = 576;
 constexpr int kLiveStep = 1, kLivePhase = 2, kLiveProgress = 4, kLiveSeq = 5, kLiveErrors = 6, kLiveMicroStep = 9;
+constexpr int kCountedCalls = 10, kCountedBytes = 11, kCountedWait = 12;
+constexpr int kForwards = 16, kReplicas = 64;
 
 struct Record {
   uint64_t index;
@@ -115,10 +117,11 @@ struct Ring {
 };
 
 std::atomic<Ring*> active{nullptr};
-std::atomic<int64_t> total_count{0}, total_bytes{0}, total_wait_ns{0}, errors{0};
+std::atomic<int64_t> errors{0};
 
 template <class T>
 void put(T* place, T value) { __atomic_store_n(place, value, __ATOMIC_RELAXED); }
+void add_to(int64_t* place, int64_t value) { __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
 
 void count_error(Ring* ring) {
   const int64_t so_far = errors.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -181,6 +184,8 @@ struct Buckets {
   std::vector<int64_t> bytes;
   std::vector<int32_t> labels;
   std::vector<char> given;
+  size_t replica = 0;    // its place among the words that count forward passes
+  int64_t forwards = 0;  // so many when it was last rewound
   size_t next = 0;
 
   void rewind() {
@@ -188,7 +193,17 @@ struct Buckets {
     given.assign(bytes.size(), 0);
   }
 
-  int32_t label(int64_t of_bytes) {
+  // A backward pass after another forward pass begins anew.
+  int32_t label(int64_t of_bytes, const int64_t* live) {
+    const int64_t now = live[kForwards + replica];
+    if (now != forwards) {
+      forwards = now;
+      rewind();
+    }
+    return next_of(of_bytes);
+  }
+
+  int32_t next_of(int64_t of_bytes) {
     for (size_t skipped = 0; skipped < bytes.size(); ++skipped) {
       const size_t at = (next + skipped) % bytes.size();
       if (bytes[at] == of_bytes && !given[at]) {
@@ -204,13 +219,13 @@ struct Buckets {
   int32_t again(int64_t of_bytes) {
     if (std::find(bytes.begin(), bytes.end(), of_bytes) == bytes.end()) return -1;
     rewind();
-    return label(of_bytes);
+    return next_of(of_bytes);
   }
 };
 
-int32_t bucket_of(std::vector<Buckets>& reducers, int64_t bytes) {
+int32_t bucket_of(std::vector<Buckets>& reducers, int64_t bytes, const int64_t* live) {
   int32_t found = -1;
-  for (size_t at = 0; found < 0 && at < reducers.size(); ++at) found = reducers[at].label(bytes);
+  for (size_t at = 0; found < 0 && at < reducers.size(); ++at) found = reducers[at].label(bytes, live);
   for (size_t at = 0; found < 0 && at < reducers.size(); ++at) found = reducers[at].again(bytes);
   return found;
 }
@@ -238,7 +253,7 @@ struct Numbers {
   int32_t label;
 };
 
-Numbers numbers_of(const c10d::ProcessGroup* group, Op op, int32_t peer, int64_t bytes, bool in_backward) {
+Numbers numbers_of(const Ring* ring, const c10d::ProcessGroup* group, Op op, int32_t peer, int64_t bytes, bool in_backward) {
   std::lock_guard<std::mutex> hold(tables);
   Group& found = groups[group];
   Numbers numbers{found.id, 0, own_label};
@@ -248,7 +263,7 @@ Numbers numbers_of(const c10d::ProcessGroup* group, Op op, int32_t peer, int64_t
   } else {
     numbers.seq = ++found.collectives;
   }
-  if (op == kAllReduce && in_backward && own_label < 0) numbers.label = bucket_of(found.reducers, bytes);
+  if (op == kAllReduce && in_backward && own_label < 0) numbers.label = bucket_of(found.reducers, bytes, ring->live);
   return numbers;
 }
 
@@ -335,7 +350,7 @@ Taken begin_call(Ring* ring, Op op, const Call& call) {
   record.bytes_in = op == kBarrier ? 0 : call.given.bytes;
   record.bytes_out = op == kBarrier ? 0 : call.taken.bytes;
   record.dtype = op == kBarrier || known.dtype < 0 || known.dtype >= 128 ? kNoDtype : dtypes[known.dtype];
-  const Numbers numbers = numbers_of(call.group, op, record.peer, call.given.bytes, record.phase == kBackward);
+  const Numbers numbers = numbers_of(ring, call.group, op, record.peer, call.given.bytes, record.phase == kBackward);
   record.group = numbers.group;
   record.seq = numbers.seq;
   record.label = numbers.label;
@@ -346,8 +361,8 @@ Taken begin_call(Ring* ring, Op op, const Call& call) {
   put(ring->python_live + kLiveProgress, record.enqueue_ns);
   put(ring->own_live + kLiveProgress, record.enqueue_ns);
   put(ring->python_live + kLiveSeq, record.seq);
-  total_count.fetch_add(1, std::memory_order_relaxed);
-  total_bytes.fetch_add(record.bytes_in, std::memory_order_relaxed);
+  add_to(ring->python_live + kCountedCalls, 1);
+  add_to(ring->python_live + kCountedBytes, record.bytes_in);
   return {ring, begin(ring, record), known.on_host && call.given.on_host};
 }
 
@@ -585,7 +600,7 @@ void wait_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     throw;
   }
   complete(ring, token, true);
-  if (record.thread == ring->training_thread) total_wait_ns.fetch_add(now_ns() - record.enqueue_ns);
+  if (record.thread == ring->training_thread) add_to(ring->python_live + kCountedWait, now_ns() - record.enqueue_ns);
 }
 
 TORCH_LIBRARY_IMPL(_c10d_functional, ADInplaceOrView, library) {
@@ -670,18 +685,13 @@ void set_plan(std::vector<int32_t> labels) {
   own_planned = 0;
 }
 
-void set_buckets(const c10d::ProcessGroup& group, size_t reducer, std::vector<int64_t> bytes, std::vector<int32_t> labels) {
+void set_buckets(const c10d::ProcessGroup& group, size_t reducer, size_t replica, std::vector<int64_t> bytes,
+                 std::vector<int32_t> labels) {
   std::lock_guard<std::mutex> hold(tables);
   auto& reducers = groups[&group].reducers;
   if (reducers.size() <= reducer) reducers.resize(reducer + 1);
-  reducers[reducer] = Buckets{std::move(bytes), std::move(labels), {}};
+  reducers[reducer] = Buckets{std::move(bytes), std::move(labels), {}, replica % kReplicas};
   reducers[reducer].rewind();
-}
-
-void rewind_buckets(const c10d::ProcessGroup& group, size_t reducer) {
-  std::lock_guard<std::mutex> hold(tables);
-  auto& reducers = groups[&group].reducers;
-  if (reducer < reducers.size()) reducers[reducer].rewind();
 }
 
 // Python has waited for *work* since *began_ns*.
@@ -695,7 +705,7 @@ void waited(const c10d::Work& work, int64_t began_ns, bool ok) {
     record.end_ns = now;
     record.state = ok ? kDone : kFailed;
     begin(ring, record);
-    if (record.thread == ring->training_thread) total_wait_ns.fetch_add(now - began_ns, std::memory_order_relaxed);
+    if (record.thread == ring->training_thread) add_to(ring->python_live + kCountedWait, now - began_ns);
   }
   if (waited_count.load(std::memory_order_relaxed) == 0) return;
   uint64_t token = 0;
@@ -709,8 +719,6 @@ void waited(const c10d::Work& work, int64_t began_ns, bool ok) {
   }
   complete(ring, token, ok, kEndIsWait);
 }
-
-std::tuple<int64_t, int64_t, int64_t> totals() { return {total_count.load(), total_bytes.load(), total_wait_ns.load()}; }
 
 }  // namespace
 
@@ -726,8 +734,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_context", &set_context);
   module.def("set_plan", &set_plan);
   module.def("set_buckets", &set_buckets);
-  module.def("rewind_buckets", &rewind_buckets);
   module.def("waited", &waited);
-  module.def("totals", &totals);
   module.def("errors", [] { return errors.load(); });
 }

@@ -49,7 +49,7 @@ def test_transfers_do_not_count_as_collectives() -> None:
 
 
 def test_a_group_that_is_destroyed_waits_for_its_own_calls_alone(active: Recorder) -> None:
-    own, others = Told(active, 0, 1), [Told(active, 1, 2)]
+    own, others = Told(active.ring, 0, 1), [Told(active.ring, 1, 2)]
     backend = [own]
     del own
     over = threading.Timer(1.0, backend.clear)
@@ -78,10 +78,10 @@ class Future:
 def test_a_backend_that_calls_back_ends_the_record(active: Recorder) -> None:
     group = active.names.id("g")
     good, bad, strange = [active.begin_collective(Op.ALL_REDUCE, group) for _ in range(3)]
-    Told(active, good, group)(Future())
-    Told(active, bad, group)(Future(RuntimeError("connection closed by peer")))
+    Told(active.ring, good, group)(Future())
+    Told(active.ring, bad, group)(Future(RuntimeError("connection closed by peer")))
     before = DOOR.errors
-    Told(active, strange, group)(Future(LookupError("not ours to raise into a backend's thread")))
+    Told(active.ring, strange, group)(Future(LookupError("not ours to raise into a backend's thread")))
     assert [record.state for record in records(active.files)] == [State.DONE, State.FAILED, State.OPEN]
     assert DOOR.errors == before + 1
 

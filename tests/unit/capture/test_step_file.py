@@ -19,8 +19,13 @@ MANY = 2 * PIECE // layout.RECORD_BYTES + 7
 """Fill two pieces and begin a third."""
 
 
-def _packed(step: int) -> bytes:
-    return layout.pack(layout.empty(step)._replace(start_ns=step + 1, end_ns=step + 2, ring_head=step))
+def _record(step: int) -> layout.StepRecord:
+    return layout.empty(step)._replace(start_ns=step + 1, end_ns=step + 2, ring_head=step)
+
+
+def _append(writer: StepWriter, step: int) -> None:
+    record = _record(step)
+    writer.append(record.end_ns, layout.flat(record._replace(end_ns=0)))
 
 
 def _steps(path: Path) -> list[int]:
@@ -37,7 +42,7 @@ def _written(path: Path, count: int, dropped: list[int] | None = None) -> StepWr
     lost = [] if dropped is None else dropped
     writer = StepWriter(path, HEADER, lambda: lost.append(1))
     for step in range(count):
-        writer.append(_packed(step))
+        _append(writer, step)
     return writer
 
 
@@ -49,7 +54,7 @@ def test_all_is_there_while_it_grows_and_the_rest_is_cut_off_in_the_end(tmp_path
     writer.close()
     assert _steps(path) == list(range(count))
     assert path.stat().st_size == layout.HEADER_BYTES + count * layout.RECORD_BYTES
-    writer.append(_packed(count))
+    _append(writer, count)
     assert len(_steps(path)) == count
 
 
@@ -97,10 +102,10 @@ def test_a_full_disk_drops_and_counts_until_there_is_room(tmp_path: Path, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(step_file, "reserve", full)
-        writer.append(_packed(fits))
-        writer.append(_packed(fits))
+        _append(writer, fits)
+        _append(writer, fits)
     assert len(dropped) == 2
-    writer.append(_packed(fits))
+    _append(writer, fits)
     writer.close()
     assert _steps(tmp_path / "s") == list(range(fits + 1))
 
@@ -111,7 +116,7 @@ def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     writer = _written(path, fits, dropped)
     path.unlink()
     path.write_bytes(b"somebody else's")
-    writer.append(_packed(fits))
+    _append(writer, fits)
     writer.close()
     assert len(dropped) == 1
     assert path.read_bytes() == b"somebody else's"
@@ -123,11 +128,11 @@ def test_a_forked_child_leaves_its_parents_file_alone(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         writer.detach()
-        writer.append(_packed(99))
+        _append(writer, 99)
         writer.close()
         os._exit(0)
     os.waitpid(child, 0)
-    writer.append(_packed(5))
+    _append(writer, 5)
     assert _steps(path) == list(range(6))
     assert path.stat().st_size == PIECE
 
