@@ -30,7 +30,7 @@ OFF, TRACEML = "off", "traceml"
 WARM_STEPS = 12
 """More than the sampling tiers' first steps, all of which they look at, and what they take to settle."""
 LAYERS = 34
-TURNS = 12
+TURNS = 36
 """For each round of blocks: what tells a small difference is many steps beside each other."""
 SHAPES = {"cpu": (256, 256), "cuda": (4096, 4096)}
 """Width and batch: steps of 50 to 250 ms."""
