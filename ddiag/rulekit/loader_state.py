@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -52,7 +52,8 @@ class StarvedLimits:
     taking_cpu: float = 0.75
     """CPU time of the training process / its wait from which it works meanwhile …"""
     crowded: float = 1.5
-    """… on a host where fewer threads than this want to run per CPU: elsewhere it may wait for one."""
+    """Threads per CPU that want to run, from which it may wait for one: there, only CPU time that ranks without a
+    stall do not use, and that did not go into a longer rest of the step, counts."""
     computing: float = 0.75
     """CPUs per worker from which it does nothing else."""
     runnable: float = 0.8
@@ -92,13 +93,12 @@ def starved(signals: View, limits: StarvedLimits, doing: Doing) -> Starved | Non
     budget, wait = signals[StepBudget], signals[InputWait]
     floor = max(limits.stall_ms, limits.stall_share * budget.step_ms)
     stalls = {row["rank"]: row for row in wait.per_rank.iter_rows(named=True)}
-    cpu_ms = _free_cpu_ms(signals, limits)
+    late = {rank for rank, stall in stalls.items() if stall["stall_ms"] >= floor}
+    cpu_ms = _taking_cpu_ms(signals, limits, late)
     rows = tuple(
         row
         for row in signals[LoaderWorkers].table.sort("rank").iter_rows(named=True)
-        if (stall := stalls.get(row["rank"])) is not None
-        and stall["stall_ms"] >= floor
-        and _doing(row, cpu_ms.get(row["rank"]), limits) is doing
+        if row["rank"] in late and _doing(row, cpu_ms.get(row["rank"]), limits) is doing
     )
     if not rows:
         return None
@@ -112,20 +112,41 @@ def starved(signals: View, limits: StarvedLimits, doing: Doing) -> Starved | Non
     )
 
 
-def _free_cpu_ms(signals: View, limits: StarvedLimits) -> Mapping[int, float]:
-    """CPU time per step of the ranks on hosts with CPUs for all that want one."""
+def _taking_cpu_ms(signals: View, limits: StarvedLimits, late: Set[int]) -> Mapping[int, float]:
+    """CPU time per step that each of the *late* ranks may have spent on taking batches."""
     load = signals.get(HostLoad)
     if load is None:
         return {}
     busy = load.table.filter(load.table["runnable_per_cpu"] >= limits.crowded)
     crowded = set(busy["host"].to_list())
-    seats = signals[LoaderWorkers].table
-    alone = load.table.height == 1
-    kept = {
-        rank for rank, host in seats.select("rank", "host").iter_rows()
-        if not (crowded and (alone or host in crowded))
-    }  # fmt: skip
-    return {rank: ms for rank, ms in load.cpu_ms.items() if rank in kept}
+    if not crowded:
+        return load.cpu_ms
+    more_ms = _more_cpu_ms(signals[StepBudget], load, late)
+    if load.table.height == 1:
+        return more_ms
+    seats = dict(signals[LoaderWorkers].table.select("rank", "host").iter_rows())
+    return {rank: ms for rank, ms in load.cpu_ms.items() if seats.get(rank) not in crowded} | {
+        rank: ms for rank, ms in more_ms.items() if seats.get(rank) in crowded
+    }
+
+
+def _more_cpu_ms(budget: StepBudget, load: HostLoad, late: Set[int]) -> Mapping[int, float]:
+    """CPU time of *late* ranks beyond that of the others, less the time by which the rest of their steps is longer;
+    nothing where all are late: on a crowded host, CPU time of the whole step does not tell what a wait was.
+    """
+    steps = budget.table.filter(budget.table["steady"])
+    busy_ms = steps["step_ms"] - steps["input_ms"] - steps["comm_wait_ms"]
+    seen = [rank for rank in steps["rank"].unique().sort().to_list() if rank in load.cpu_ms]
+    rest_ms = {rank: float(busy_ms.filter(steps["rank"] == rank).to_numpy().mean()) for rank in seen}
+    others = [rank for rank in seen if rank not in late]
+    if not others:
+        return {}
+    usual_cpu_ms, usual_rest_ms = (median(ms[rank] for rank in others) for ms in (load.cpu_ms, rest_ms))
+    return {
+        rank: load.cpu_ms[rank] - usual_cpu_ms - max(rest_ms[rank] - usual_rest_ms, 0.0)
+        for rank in seen
+        if rank in late
+    }
 
 
 def _doing(row: Mapping[str, Any], cpu_ms: float | None, limits: StarvedLimits) -> Doing:

@@ -95,7 +95,11 @@ PLANTED = {
     "workers_compute": loader("DD131", CULPRIT, "--one-rank --spin-ms=100", "--spin-ms=5 --step-ms=200"),
     "workers_sleep": loader("DD133", EVERYBODY, "--sleep-ms=300", "--sleep-ms=80 --step-ms=200 --workers=4"),
     "batches_taken_slowly": loader(
-        "DD132", CULPRIT, "--one-rank --tokens=1000000", "--tokens=1000 --step-ms=200", needs_cpus=True
+        "DD132",
+        CULPRIT,
+        "--one-rank --pixels=2000000",
+        "--pixels=2000000 --as-tensor --step-ms=200",
+        needs_cpus=True,
     ),
 }
 QUICK = ("slow_input_on_one_rank",)
@@ -136,11 +140,13 @@ def alarms(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def first_finding(folder: Path, planted: Planted) -> tuple[Finding, list[tuple[str, str]]]:
-    """The first finding about the fault, and all that were found."""
+    """The first finding about the fault, and all that were found; beside a remark nothing is worth acting on."""
     for attempt in range(TRIES if planted.needs_cpus else 1):
         diagnosis = diagnosed(folder / str(attempt), planted, planted.faulty)
-        found = list(diagnosis.findings) if planted.info else alarms(diagnosis)
+        worth = alarms(diagnosis)
+        found = list(diagnosis.findings) if planted.info else worth
         shown = [(one.rule, one.title) for one in found]
+        assert not (planted.info and worth), shown
         mine = [one for one in found if one.rule == planted.rule] if planted.info else found
         crowded = planted.needs_cpus and any(one.rule == TOO_FEW_CPUS for one in diagnosis.findings)
         if not crowded or (mine and mine[0].rule == planted.rule):
@@ -162,7 +168,8 @@ def test_the_fault_comes_first(tmp_path: Path, name: str) -> None:
 def test_its_healthy_twin_is_quiet(tmp_path: Path, name: str) -> None:
     planted = PLANTED[name]
     diagnosis = diagnosed(tmp_path, planted, planted.healthy or "")
-    found = list(diagnosis.findings) if planted.info else alarms(diagnosis)
-    shown = [(one.rule, one.title) for one in found]
-    assert (planted.rule not in dict(shown)) if planted.info else (shown == []), shown
+    shown = [(one.rule, one.title) for one in alarms(diagnosis)]
+    assert shown == []
+    if planted.info:
+        assert planted.rule not in [one.rule for one in diagnosis.findings], "nor is it remarked"
     assert (diagnosis.coverage.ranks_seen, len(diagnosis.coverage.steps) > 5) == ((0, 1), True), "little was seen"

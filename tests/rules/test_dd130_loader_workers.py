@@ -96,6 +96,27 @@ def test_a_training_process_that_waits_for_a_cpu_is_not_said_to_be_busy_taking_b
     assert speaks(READY, host_load={"runnable_per_cpu": 1.4}) == ["DD132"]
 
 
+PEERS = [rank for rank in range(8) if rank != 5]
+
+
+@pytest.mark.parametrize(
+    ("more_ms", "peers_wait_ms", "says"),
+    [(50.0, 55.0, True), (5.0, 55.0, False), (50.0, 100.0, False)],
+    ids=["as much as it waits", "none", "but for other work"],
+)
+def test_on_a_crowded_host_a_rank_takes_batches_with_the_cpu_time_that_others_do_not_use(
+    more_ms: float, peers_wait_ms: float, says: bool
+) -> None:
+    """The others wait for it in communication; where they wait longer than for its input, it does something else."""
+    given = {
+        "input_wait": {"stall_by_rank": {5: 60.0}},
+        "host_load": {"runnable_per_cpu": 1.6, "cpu_ms": {**dict.fromkeys(PEERS, 100.0), 5: 100.0 + more_ms}},
+        "step_budget": {"input_ms": {5: 60.0}, "comm_wait_ms": {5: 0.0, **dict.fromkeys(PEERS, peers_wait_ms)}},
+    }
+    assert speaks({5: READY}, **given) == (["DD132"] if says else [])
+    assert abstains({5: READY}, **given) is not says
+
+
 def test_idle_cpus_are_room_for_more_workers() -> None:
     found = the_finding("DD131", input_wait=STALLED, loader_workers={"doing": COMPUTING})
     assert "too few (4 per rank; 6 would keep up)" in found.title

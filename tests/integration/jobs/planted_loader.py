@@ -19,10 +19,29 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 CULPRIT = 1
-WIDTH, ROW = 64, 1000
+WIDTH = 64
+RUN = 100
+"""Pixels alike."""
 BLOCK = 4 << 20
 FILE_BYTES = 256 << 20
 Batch = list[object]
+
+
+class Mask:
+    """Pixels that travel as lengths of runs, and are unpacked where they are unpickled: by whoever takes the batch.
+
+    Without garbage to collect, and with little to send: all of the wait is this process's own work.
+    """
+
+    def __init__(self, runs: list[int]) -> None:
+        self._runs = runs
+
+    def __getstate__(self) -> list[int]:
+        return self._runs
+
+    def __setstate__(self, runs: list[int]) -> None:
+        self._runs = runs
+        self.pixels = [number % 2 for number, length in enumerate(runs) for _ in range(length)]
 
 
 class Batches(Dataset[Batch]):
@@ -42,8 +61,16 @@ class Batches(Dataset[Batch]):
             _spin(options.spin_ms)
             time.sleep(options.sleep_ms / 1e3)
             self._read(options.read_ms)
-            batch += [list(range(begin, begin + ROW)) for begin in range(0, options.tokens, ROW)]
+            if options.pixels:
+                batch.append(self._mask())
         return batch
+
+    def _mask(self) -> object:
+        """Packed, or as the tensor that the worker can make of it."""
+        runs = [RUN] * (self._options.pixels // RUN)
+        if self._options.as_tensor:
+            return torch.arange(len(runs)).remainder(2).to(torch.uint8).repeat_interleave(RUN)
+        return Mask(runs)
 
     def _read(self, ms: float) -> None:
         """Blocks from all over a file, past the page cache."""
@@ -125,7 +152,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--spin-ms", type=float, default=0.0)
     parser.add_argument("--sleep-ms", type=float, default=0.0)
     parser.add_argument("--read-ms", type=float, default=0.0)
-    parser.add_argument("--tokens", type=int, default=0, help="as lists beside the tensor")
+    parser.add_argument("--pixels", type=int, default=0, help="of a mask beside the tensor")
+    parser.add_argument("--as-tensor", action="store_true", help="the mask is a tensor when it is sent")
     return parser.parse_args()
 
 
