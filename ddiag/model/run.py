@@ -27,6 +27,17 @@ class InputFile:
 
 
 @dataclass(frozen=True)
+class RecordingCost:
+    """What ddiag's recorder itself took of the steps, on the rank it cost most."""
+
+    rank: int
+    share: float
+    """Of its step, 0–1."""
+    ms_per_step: float
+    step_ms: float
+
+
+@dataclass(frozen=True)
 class Coverage:
     """What was read, dropped, truncated or refused; a report shows all of it."""
 
@@ -40,6 +51,20 @@ class Coverage:
     dropped_records: int = 0
     notes: tuple[str, ...] = ()
     """One line each: anything else that limits what can be concluded."""
+    recording_cost: RecordingCost | None = None
+    """None for traces, and where too few steps were recorded to tell."""
+    ending: str = ""
+    """How the recorded job ended, unless well: 'failed with exit code 1'."""
+
+    @property
+    def recorded(self) -> bool:
+        """Some of the evidence is a recording of ddiag's."""
+        return any(item.kind == "recording" for item in self.inputs)
+
+    @property
+    def profiled(self) -> bool:
+        """Some of it is traces of torch.profiler."""
+        return any(item.kind == "kineto" for item in self.inputs)
 
     @property
     def ranks_missing(self) -> tuple[int, ...]:

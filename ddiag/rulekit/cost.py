@@ -10,11 +10,14 @@ from ddiag.rulekit.finding import Cost, Severity
 HOURS_PER_DAY = 24.0
 
 
-def step_cost(ms_per_step: float, budget: StepBudget, facts: JobFacts) -> Cost:
-    """Cost of *ms_per_step*: its share of the median step, and device-hours lost per 24 h on all ranks of the job."""
+def step_cost(ms_per_step: float, budget: StepBudget, facts: JobFacts, *, share: float | None = None) -> Cost:
+    """Cost of *ms_per_step*: its share of the step, and device-hours lost per 24 h on all ranks of the job.
+
+    The share is that of the median step, or *share* where the finding's title states another.
+    """
     if budget.step_ms <= 0:
         return Cost(ms_per_step=ms_per_step)
-    share = min(ms_per_step / budget.step_ms, 1.0)
+    share = min(ms_per_step / budget.step_ms if share is None else share, 1.0)
     ranks = facts.world_size or len(facts.ranks)
     hours = share * ranks * HOURS_PER_DAY if facts.device_kind != "cpu" else None
     return Cost(ms_per_step=ms_per_step, step_share=share, gpu_hours=hours)

@@ -10,13 +10,14 @@ from enum import Enum
 from typing import Any
 
 from ddiag.model.run import Coverage
-from ddiag.model.signals import FAMILIES, Collectives, JobFacts, Signals, StepBudget
+from ddiag.model.signals import Collectives, JobFacts, Signals, StepBudget
 from ddiag.model.signals_incident import INCIDENT_FAMILIES, Settings
 from ddiag.rulekit.cost import name_ranks
 from ddiag.rulekit.finding import Abstention, Culprits, Finding, Severity
 from ddiag.rulekit.merge import arrange
 from ddiag.rulekit.rule import LoadedRule
-from ddiag.rulekit.runner import family_words, run_rules
+from ddiag.rulekit.runner import run_rules
+from ddiag.rulekit.wording import abstentions_for, findings_for
 
 SCHEMA_VERSION = 1
 PLAIN_WORD = re.compile(r"[a-z]+(-[a-z]+)*(?=[ ,;]|: |$)")
@@ -137,6 +138,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
 
 def coverage_dict(coverage: Coverage) -> dict[str, Any]:
     """What was read and what was not, in the JSON contract."""
+    cost = coverage.recording_cost
     return {
         "inputs": [dataclasses.asdict(item) for item in coverage.inputs],
         "ranks_seen": list(coverage.ranks_seen),
@@ -146,6 +148,8 @@ def coverage_dict(coverage: Coverage) -> dict[str, Any]:
         "dropped_records": coverage.dropped_records,
         "unreadable": [{"path": path, "reason": reason} for path, reason in coverage.unreadable],
         "notes": list(coverage.notes),
+        "recording_cost": None if cost is None else {name: _rounded(value) for name, value in vars(cost).items()},
+        "ending": coverage.ending,
     }
 
 
@@ -157,26 +161,18 @@ def _rounded(value: float | int | str | None) -> float | int | str | None:
 def conclude(signals: Signals, coverage: Coverage, rules: Sequence[LoadedRule], *, version: str = "") -> Diagnosis:
     """Run *rules* over *signals* and sum up."""
     outcome = run_rules(rules, signals)
-    findings = arrange(outcome.findings, rules)
+    findings = findings_for(arrange(outcome.findings, rules), coverage)
     if outcome.failures:
         coverage = dataclasses.replace(coverage, notes=(*coverage.notes, *outcome.failures))
     return Diagnosis(
         verdict=_verdict(findings, signals, coverage, len(outcome.checked)),
         findings=findings,
-        abstentions=_to_the_point(outcome.abstentions, signals),
+        abstentions=abstentions_for(outcome.abstentions, signals, coverage),
         coverage=coverage,
         rules_checked=outcome.checked,
         ddiag_version=version,
         rule_failures=outcome.failures,
     )
-
-
-def _to_the_point(abstentions: Sequence[Abstention], signals: Signals) -> tuple[Abstention, ...]:
-    """Where a job is known from logs and dumps only, nobody asks why no rule judged its step time."""
-    if signals.has(StepBudget) or not any(signals.has(family) for family in INCIDENT_FAMILIES):
-        return tuple(abstentions)
-    measured = {family_words(family) for family in FAMILIES if family not in INCIDENT_FAMILIES}
-    return tuple(one for one in abstentions if not measured.intersection(one.needs))
 
 
 def _verdict(findings: Sequence[Finding], signals: Signals, coverage: Coverage, checked: int) -> Verdict:
@@ -237,7 +233,7 @@ def _too_damaged(coverage: Coverage) -> str:
         return ""
     return (
         f"{coverage.dropped_records:,} of {read:,} records have no usable time or content, so no figure is "
-        "complete; record the traces again or undo what changed the files"
+        "complete; record it again or undo what changed the files"
     )
 
 
@@ -263,8 +259,8 @@ def _too_little(signals: Signals, checked: int) -> str:
     hidden_ms = unseen_ms + budget.mean("comm_wait_ms") if unseen_ms > 0 and budget.n_steps > 0 else unseen_ms
     if hidden_ms > 0 and budget.step_ms > 0 and hidden_ms >= MOST_UNSEEN * budget.step_ms:
         return (
-            f"{min(hidden_ms / budget.step_ms, 1.0):.0%} of the step is exposed communication with ranks whose traces "
-            "are missing or do not show the same calls; only with all ranks of a group can waiting for one of them be "
+            f"{min(hidden_ms / budget.step_ms, 1.0):.0%} of the step is exposed communication with ranks that left no "
+            "evidence or do not show the same calls; only with all ranks of a group can waiting for one of them be "
             "told from a slow transfer"
         )
     alone = _seen_alone(signals)

@@ -213,7 +213,7 @@ def late_workers(signals: View, limits: StarvedLimits, found: Starved, story: St
         fix=story.fix,
         verify=f"`ddiag run` again: input stall below {limits.stall_share:.0%} of the step, and batches ready when "
         "they are asked for",
-        cost=step_cost(found.stall_ms, budget, facts),
+        cost=step_cost(found.stall_ms, budget, facts, share=found.share),
         why=story.why,
         doubt=story.doubt,
     )

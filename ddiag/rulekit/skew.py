@@ -11,6 +11,8 @@ import polars as pl
 from ddiag.model.signals import HostLoad, JobFacts, LateRanks, Signals, StepBudget
 from ddiag.rulekit.cost import severity_for, step_cost
 from ddiag.rulekit.finding import Abstain, Confidence, Cost, Culprits, Evidence, Finding, Severity
+from ddiag.rulekit.hidden_waiting import costs_nothing
+from ddiag.rulekit.quality import doubts
 from ddiag.rulekit.rule import View
 
 
@@ -81,7 +83,13 @@ def _evidence(rank: int, row: dict[str, Any], late: LateRanks, warning: float) -
             None,
             f"rank {rank}: shortest duration of the call",
         ),
-        Evidence("waiting it causes", round(float(row["blame_share"]), 3), "of all waiting", None, "algorithm D2"),
+        Evidence(
+            "waiting it causes",
+            round(float(row["blame_share"]), 3),
+            "of all waiting",
+            None,
+            "in calls that it comes to last",
+        ),
         Evidence("waiting it causes", round(float(row["blame_ms"]), 3), "rank-ms", None, "summed over the other ranks"),
         Evidence("waiting", round(late.wait_share, 4), "of step", warning, "mean over ranks"),
     ]
@@ -99,7 +107,7 @@ def difference(row: dict[str, Any], column: str, label: str) -> Evidence | None:
         return None
     if column == "kernel_slowdown":
         return Evidence(label, round(float(value), 3), "x", None, "same kernels, against the peers' median")
-    return Evidence(label, round(float(value), 3), "ms/step", None, "above the median of its peers")
+    return Evidence(label, round(float(value), 3), "ms/step", None, "more than the median of its peers")
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ class LateLimits:
 
 
 ALONE = (
-    "ddiag run on hosts that nobody else uses, with a CPU for every busy thread of the job (OMP_NUM_THREADS, "
+    "`ddiag run` on hosts that nobody else uses, with a CPU for every busy thread of the job (OMP_NUM_THREADS, "
     "num_workers, --numa-binding)"
 )
 
@@ -167,7 +175,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
     """The finding that one rank is late for the story's reason, if one is."""
     facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
     found = late_rank(facts, budget, late, warning=limits.wait_share, critical=limits.critical_share)
-    if found is None or found.cause != story.cause:
+    if found is None or found.cause != story.cause or costs_nothing(budget, found.rank, found.ms_per_step):
         return
     starving = _starving(facts, budget, signals.get(HostLoad), found, limits) if story.like_starving else ""
     if starving:
@@ -186,7 +194,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
         verify=story.verify,
         cost=found.cost,
         why=story.why,
-        doubt=f"{late.note}; {story.doubt}" if late.note else story.doubt,
+        doubt=doubts(facts, *((late.note,) if late.note else ()), story.doubt),
     )
 
 

@@ -20,6 +20,14 @@ CAUSES = (
     "DD626", "DD627", "DD628", "DD630", "DD632",
 )  # fmt: skip
 """Rules whose finding explains a stall: a death, a broken device, link, network or set-up."""
+_ORIGINS = {
+    "flight": "Flight Recorder",
+    "ring": "calls that ddiag recorded",
+    "watchdog": "words of NCCL's watchdog",
+    "desync": "torch's desync report",
+    "ras": "NCCL's RAS",
+    "stack": "stacks",
+}
 
 
 def stalls_for(*causes: str) -> Callable[[Signals], bool]:
@@ -65,9 +73,11 @@ def who(stall: Stall) -> str:
 
 
 def waiting(stall: Stall) -> str:
-    """``7 ranks wait``, ``one rank waits``."""
+    """``7 ranks wait``, ``rank 3 waits``."""
     count = _waiting(stall)
-    return "one rank waits" if count == 1 else f"{count:,} ranks wait"
+    if count != 1:
+        return f"{count:,} ranks wait"
+    return f"{name_ranks(stall.victims)} waits" if len(stall.victims) == 1 else "one rank waits"
 
 
 def _waiting(stall: Stall) -> int:
@@ -91,7 +101,7 @@ def _groups(stall: Stall) -> tuple[str, ...]:
 
 
 def _rows(stall: Stall) -> tuple[Evidence, ...]:
-    source = stall.origin
+    source = _ORIGINS.get(stall.origin, stall.origin)
     rows = [Evidence("waited for in", place(stall), "", None, source)] if stall.op or stall.seq is not None else []
     count = _waiting(stall) or len(stall.candidates)  # where nobody can be told from the others, all wait
     if count:

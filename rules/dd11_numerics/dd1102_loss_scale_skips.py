@@ -75,7 +75,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
                 "skipped updates", update.skipped_steps, f"of {updates:.0f}", limits.skipped, "checked, not applied"
             ),
             Evidence("skipped updates", round(share, 4), "of updates", limits.skipped_share, over_steps(budget)),
-            Evidence("scaler checks", round(update.scaler_checks_per_step, 2), "per step", None, "unscale operators"),
+            *_checks(update),
         ),
         fix=(
             'bf16 instead of fp16 where the device has it: torch.autocast("cuda", dtype=torch.bfloat16) without '
@@ -89,6 +89,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify="log scaler.get_scale(): it must stop falling; `ddiag analyze NEW_TRACES` must show fewer than "
         f"{limits.skipped_share:.0%} skipped updates",
         cost=step_cost(share * budget.step_ms, budget, facts),
-        why="these steps check their gradients for infinities and then run no optimizer kernels",
+        why="in these steps the scaler was to update the parameters, and the optimizer did not run",
         doubt="right after the start the scale is still being found; record later steps to be sure",
     )
+
+
+def _checks(update: OptimizerStep) -> tuple[Evidence, ...]:
+    """How often gradients are looked at for infinities, where the evidence shows it."""
+    if not update.scaler_checks_per_step:
+        return ()
+    return (Evidence("scaler checks", round(update.scaler_checks_per_step, 2), "per step", None, "unscale operators"),)

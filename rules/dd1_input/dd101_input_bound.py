@@ -64,6 +64,7 @@ _TF_DATA_FIXES = (
     "make the batch cheaper: decode and resize offline, pack small files into TFRecord shards, read from local NVMe; "
     "or spread the work with tf.data service",
 )
+IDLES_ANYWAY = "a device that idles for another reason at the same time would look the same"
 
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
@@ -89,10 +90,10 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         fix=_TF_DATA_FIXES if "tensorflow" in facts.frameworks else _fixes(wait, signals),
         verify="train 50 steps on one cached batch: the speed-up is what input costs; after the fix "
         f"`ddiag analyze NEW_TRACES` must show an input stall below {limits.stall_share:.0%} of the step",
-        cost=step_cost(stall_ms, budget, facts),
+        cost=step_cost(stall_ms, budget, facts, share=share),
         why=f"{'the device is idle' if budget.on_device else 'nothing is computed'} while the training thread is in "
         "the loader's __next__",
-        doubt=doubts(facts, "a device that idles for another reason at the same time would look the same"),
+        doubt=doubts(facts, IDLES_ANYWAY if budget.on_device else ""),
     )
 
 
@@ -115,7 +116,8 @@ def _evidence(
             round(stall_ms, 3),
             "ms/step",
             round(max(limits.stall_ms, limits.stall_share * budget.step_ms), 3),
-            f"device idle inside the loader, {over_steps(budget)}, median of {name_ranks(starved)}",
+            f"{'device idle' if budget.on_device else 'waiting'} inside the loader, {over_steps(budget)}, median of "
+            f"{name_ranks(starved)}",
         ),
         Evidence("input stall", round(share, 4), "of step", limits.stall_share, "mean stall / mean step"),
         Evidence("time in the loader", round(wait.wait_ms, 3), "ms/step", None, "training thread, mean over ranks"),
@@ -128,7 +130,7 @@ def _evidence(
             Evidence("ranks stalled", len(starved), f"of {wait.per_rank.height}", None, "stall above the limit")
         )
     if wait.iterator:
-        rows.append(Evidence("loader", wait.iterator, "", None, "span on the training thread"))
+        rows.append(Evidence("loader", wait.iterator, "", None, "iterator on the training thread"))
     return tuple(rows)
 
 

@@ -61,7 +61,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         confidence=confidence_for(budget, facts, host_timed=True),
         culprits=Culprits(where=wait.iterator or None),
         evidence=(
-            Evidence("worker processes", 0, "", None, f"span {wait.iterator or '_SingleProcessDataLoaderIter'}"),
+            Evidence("worker processes", 0, "", None, f"iterator {wait.iterator or '_SingleProcessDataLoaderIter'}"),
             Evidence(
                 "input stall", round(stall_ms, 3), "ms/step", round(floor, 3), f"{over_steps(budget)}, median rank"
             ),
@@ -76,9 +76,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             "if workers cannot be used (the data set is not picklable): prepare the next batch in a thread while the "
             "step runs",
         ),
-        verify="`ddiag analyze NEW_TRACES`: the loader span reads _MultiProcessingDataLoaderIter and the input stall "
-        f"is below {limits.stall_share:.0%} of the step",
+        verify="`ddiag analyze NEW_TRACES`: the loader is a _MultiProcessingDataLoaderIter and the input stall is "
+        f"below {limits.stall_share:.0%} of the step",
         cost=step_cost(stall_ms, budget, facts),
-        why=f"the loader span names the single-process iterator, and {idles} inside it",
+        why=f"the loader is the single-process iterator, and {idles} inside it",
         doubt=doubts(facts, "with few CPU cores per rank, workers help only as far as there are cores"),
     )

@@ -77,6 +77,6 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         verify="`ddiag analyze NEW_TRACES`: garbage collection below "
         f"{limits.pause_share:.0%} of the step; watch host memory for 1000 steps, as cycles now live longer",
         cost=step_cost(pause_ms, budget, facts),
-        why="the collector's own spans lie inside steady steps of the training thread",
+        why="collections lie inside steady steps of the training thread",
         doubt=doubts(facts, "a short capture may have met an unusually large collection"),
     )

@@ -33,8 +33,8 @@ RULE = Rule(
     capture="profile with step marks: torch.profiler.schedule(wait=10, warmup=2, active=5) and prof.step()",
     symptom="the first steps take seconds to minutes",
     evidence="early steps clearly longer than the later ones",
-    references=("https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",),
 )
+SCHEDULE = "https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule"
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,33 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if slow.is_empty() or budget.step_ms <= 0:
         return
     left_out, warmup_ms = slow["step"].to_list(), median(slow["step_ms"].to_list())
-    ratio = warmup_ms / budget.step_ms
+    ratio, recorded = warmup_ms / budget.step_ms, budget.source == "recorded"
     names = ", ".join(map(str, left_out[:8])) + (f", … ({len(left_out)} in all)" if len(left_out) > 8 else "")
+    steps = "steps" if len(left_out) > 1 else "step"
     yield Finding(
-        title=f"step{'s' if len(left_out) > 1 else ''} {names} took {ratio:.1f} times as long as a steady step "
+        title=f"{steps} {names} took {ratio:.1f} times as long as a steady step "
         f"and {'were' if len(left_out) > 1 else 'was'} left out as warm-up",
         severity=Severity.INFO,
         confidence=confidence_for(budget, facts),
         evidence=(
-            Evidence("warm-up step", round(warmup_ms, 3), "ms", None, f"median of the excluded steps {names}"),
+            Evidence("warm-up step", round(warmup_ms, 3), "ms", None, f"median of {steps} {names}"),
             Evidence("steady step", round(budget.step_ms, 3), "ms", None, "median over ranks and steady steps"),
             Evidence("ratio", round(ratio, 2), "times", limits.slower, "warm-up / steady"),
         ),
         fix=(
-            "nothing is wrong; to record steady steps only: torch.profiler.schedule(wait=10, warmup=2, active=5)",
+            "nothing is wrong, and every figure of this report leaves these steps out"
+            if recorded
+            else "nothing is wrong; to record steady steps only: torch.profiler.schedule(wait=10, warmup=2, active=5)",
             "if start-up itself matters: keep compiled code (TORCHINDUCTOR_CACHE_DIR on a disk that survives), and "
             "create communicators ahead with init_process_group(device_id=…)",
         ),
-        verify="record steps 10 and later: this note disappears and the steady step stays the same",
+        verify='`ddiag query RUN "SELECT rank, step, step_ms FROM steps_budget ORDER BY step"`: the first steps are as '
+        "short as the others"
+        if recorded
+        else "record steps 10 and later: this note disappears and the steady step stays the same",
         why="the excluded steps are the first ones and clearly longer than those after them",
         doubt="if slow steps come back later, they are no warm-up: record more steps",
+        references=() if recorded else (SCHEDULE,),
     )
 
 

@@ -54,15 +54,15 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if comm.matched_ranks < 2:
         yield Abstain(
-            f"exposed communication is {share:.0%} of the step, but one rank's trace cannot tell moving data from "
+            f"exposed communication is {share:.0%} of the step, but one rank's evidence cannot tell moving data from "
             "waiting for a late rank",
             RULE.capture,
         )
         return
     if comm.mostly_unseen:
         yield Abstain(
-            f"exposed communication is {share:.0%} of the step, but members of its groups gave no trace: one of them "
-            "may be the late one",
+            f"exposed communication is {share:.0%} of the step, but members of its groups left no evidence: one of "
+            "them may be the late one",
             "profile all ranks of the job (or all of one group) over the same steps",
         )
         return
@@ -71,7 +71,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         Evidence("exposed transfer", round(exposed_ms, 3), "ms/step", None, f"mean of {budget.n_steps} steady steps"),
         Evidence("share of the step", round(share, 4), "of step", limits.exposed_share, "exposed transfer / step"),
         Evidence("overlapped", round(comm.overlap_share, 3), "of communication", limits.overlap_share, "all ranks"),
-        Evidence("compute", round(budget.mean("compute_ms"), 3), "ms/step", None, "union over streams"),
+        Evidence("compute", round(budget.mean("compute_ms"), 3), "ms/step", None, "as in the parts of a step"),
     ]
     if per_step:
         evidence.append(Evidence("bytes sent", per_step, "bytes/step", None, "input tensors, mean per rank"))
@@ -87,7 +87,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             "across nodes: ShardingStrategy.HYBRID_SHARD or a 2-D device mesh, so that gathers stay inside the node",
         ),
         verify="`ddiag analyze NEW_TRACES`: exposed transfer must fall while compute per step rises or stays",
-        cost=step_cost(exposed_ms, budget, facts),
+        cost=step_cost(exposed_ms, budget, facts, share=share),
         why="transfer time is measured over matched ranks with waiting subtracted, and most of it is already hidden",
         doubt="busbw far below the link's rate (see the communication table) would make the link, not the "
         "volume, the cause",

@@ -78,7 +78,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         return
     if not matched and _mostly_unknowable(budget):
         yield Abstain(
-            "one rank's trace cannot tell a slow transfer from waiting for another rank",
+            "one rank's evidence cannot tell a slow transfer from waiting for another rank",
             "profile all ranks (or at least two of the same group) over the same steps",
         )
         return
@@ -98,14 +98,14 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("ranks compared", comm.matched_ranks, "ranks", 2, "waiting subtracted only when >= 2"),
         ),
         fix=_fixes(signals.get(GradBuckets), signals.get(ShardUnits)),
-        verify="`ddiag analyze` of a new run: overlap share above 50 % and exposed communication down",
+        verify="`ddiag analyze NEW_TRACES`: overlap share above 50 % and exposed communication down",
         cost=step_cost(gain_ms, budget, facts),
         why="communication and compute kernels were intersected over all streams of each rank"
         if comm.stood_still is None
         else "the time in which data moved was intersected with the time in which the training waited for it",
         doubt="tensor-parallel all-reduces stand on the critical path by design and cannot be hidden this way"
         if matched
-        else "with one rank's trace, part of this time may be waiting for a late rank, which overlap would not remove",
+        else "of one rank alone, part of this time may be waiting for a late rank, which overlap would not remove",
     )
 
 

@@ -77,7 +77,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("tiny collectives", round(count, 1), "per step", limits.count_per_step, "collectives summary"),
             Evidence("size", max(tiny["bytes"].to_list()), "bytes", limits.bytes, "largest of them")
             if sized
-            else Evidence("size", "not in the trace", "", None, "torch < 2.3: judged by duration"),
+            else Evidence("size", "not in the evidence", "", None, "torch < 2.3: judged by duration"),
             Evidence("exposed", round(exposed_ms, 3), "ms/step", None, "not covered by compute"),
             Evidence("of it waiting", round(wait_ms, 3), "ms/step", None, "matched over ranks"),
         ),
@@ -96,7 +96,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
 
 def _doubt(*, sized: bool, several: bool) -> str:
     said = [] if sized else ["a fast link moves megabytes as quickly, so these may be no small messages"]
-    said += [] if several else ["with one rank's trace, part of the time may be waiting for a late rank"]
+    said += [] if several else ["of one rank alone, part of the time may be waiting for a late rank"]
     return "; ".join(said)
 
 

@@ -68,7 +68,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         culprits=Culprits(groups=tuple(sorted(set(barriers["group"].to_list())))),
         evidence=(
             Evidence("barriers", round(count, 2), "per step", limits.count_per_step, f"{budget.n_steps} steady steps"),
-            Evidence("exposed", round(exposed_ms, 3), "ms/step", None, "barrier spans not covered by compute"),
+            Evidence("exposed", round(exposed_ms, 3), "ms/step", None, "barriers not covered by compute"),
             Evidence("of it waiting", round(wait_ms, 3), "ms/step", None, "for the last rank to arrive"),
         ),
         fix=(

@@ -58,7 +58,7 @@ STORY = LateStory(
     verify="`ddiag analyze NEW_TRACES`: host time of this rank equal to its peers'",
     why="its collectives are the shortest of all ranks, which only the last to arrive can have, and its host "
     "time explains it",
-    doubt="with Python stacks recorded (with_stack) host times are inflated on all ranks; compare without",
+    doubt="other processes that load its host take the time from it just as well: look at the host first",
 )
 
 

@@ -54,7 +54,7 @@ STORY = LateStory(
     ),
     verify="`ddiag analyze NEW_TRACES` names the reason, or shows waiting spread evenly over ranks",
     why="its collectives are the shortest of all ranks, which only the last to arrive can have",
-    doubt="with one or two steps recorded, chance or the profiler's own start can make one rank late",
+    doubt="with one or two steps recorded, chance or the start of recording can make one rank late",
     like_starving=True,
 )
 

@@ -35,6 +35,16 @@ RULE = Rule(
 )
 
 
+_SAVE = (
+    "call it on every rank: engine.save_checkpoint(), accelerator.save_state(), FSDP.state_dict_type(...); only file "
+    "writing under if rank == 0"
+)
+_EVALUATE = (
+    "evaluate on all ranks (gather the metrics), or on one rank with model.module and a barrier of its own with a long "
+    "timeout"
+)
+
+
 @dataclass(frozen=True)
 class Limits:
     """The reasoning about stalls has none that a site would set."""
@@ -42,14 +52,11 @@ class Limits:
 
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     stall = signals[Stall]
+    evaluates = stall.phase == "evaluation"
     yield stall_finding(
         stall,
         f"{who(stall)} is {doing(stall)} alone; {waiting(stall)} in {place(stall)}",
-        (
-            "call it on every rank: engine.save_checkpoint(), accelerator.save_state(), "
-            "FSDP.state_dict_type(...); only file writing under if rank == 0",
-            "evaluate on all ranks (gather the metrics), or on rank 0 with model.module and a barrier of its "
-            "own with a long timeout",
-        ),
-        "py-spy dump of rank 0 and of another rank during a save: both are in the save",
+        (_EVALUATE, _SAVE) if evaluates else (_SAVE, _EVALUATE),
+        f"`py-spy dump --pid PID` of this rank and of another during {'an evaluation' if evaluates else 'a save'}: "
+        "both are in it",
     )

@@ -45,4 +45,4 @@ def test_it_abstains_where_members_without_a_trace_may_be_the_late_ones() -> Non
     partly = {**HEAVY["collectives"], "unseen_ms": 45.0}
     (said,) = check("DD401", **{**HEAVY, "collectives": partly})
     assert isinstance(said, Abstain)
-    assert "gave no trace" in said.reason
+    assert "left no evidence" in said.reason

@@ -35,7 +35,7 @@ def test_sizes_missing_in_old_traces_are_judged_by_duration_and_only_mentioned()
     assert found.severity is Severity.INFO
     assert "megabytes" in found.doubt
     assert found.confidence is Confidence.MEDIUM
-    assert evidence(found, "size").value == "not in the trace"
+    assert evidence(found, "size").value == "not in the evidence"
 
 
 def test_long_collectives_of_unknown_size_are_not_tiny() -> None:

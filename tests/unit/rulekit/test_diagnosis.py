@@ -53,11 +53,11 @@ def test_a_clean_bill_says_what_was_checked() -> None:
         ({"step_budget": {"comm_wait_ms": 40.0}}, "20% of the step is waiting for other ranks and no rule can say"),
         (
             {"collectives": {"unseen_ms": 20.0}, "step_budget": {"comm_wait_ms": 20.0}},
-            "20% of the step is exposed communication with ranks whose traces are missing",
+            "20% of the step is exposed communication with ranks that left no evidence",
         ),
         (
             {"collectives": {"unseen_ms": 40.0}, "step_budget": {"comm_wait_ms": 0.0}},
-            "20% of the step is exposed communication with ranks whose traces are missing",
+            "20% of the step is exposed communication with ranks that left no evidence",
         ),
         ({"step_budget": {"compute_ms": 0.0}}, "only 0% of the step is compute"),
         ({"step_budget": {"host_ms": 150.0}}, "only 16% of the step is compute and no rule can say why (75% is idling"),
