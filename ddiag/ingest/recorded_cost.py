@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import polars as pl
 
+from ddiag.model.run import RecordingCost
+
 _SETTLED = 8
 """First steps, which are slow and looked at closely."""
 _ENOUGH_STEPS = 8
-_PROMISED = 0.01
 
 
-def cost_note(summaries: pl.DataFrame) -> str | None:
-    """A sentence, of the rank it cost most; None when too few steps were recorded to tell.
+def recording_cost(summaries: pl.DataFrame) -> RecordingCost | None:
+    """What it took of the rank it cost most; None when too few steps were recorded to tell.
 
     The recorder times itself inside the training process, where caches are cold; a share of all steps together, since a
     tier that samples makes few steps dear. *summaries* is the table ``step_summaries``.
@@ -33,8 +34,4 @@ def cost_note(summaries: pl.DataFrame) -> str | None:
     if ranks.is_empty():
         return None
     rank, share, step_ms, _ = ranks.row(0)
-    amount = f"{share * step_ms:.2g} of {step_ms:.3g} ms, most on rank {rank}"
-    text = f"recording took about {share * 100:.2f} % of a step ({amount})"
-    if share > _PROMISED:
-        text += ": more than the 1 % it should; steps this short are slower with it than without"
-    return text
+    return RecordingCost(rank=rank, share=share, ms_per_step=share * step_ms, step_ms=step_ms)

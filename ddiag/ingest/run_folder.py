@@ -15,7 +15,7 @@ import polars as pl
 from ddiag.errors import InputError
 from ddiag.ingest.node_samples import NodeSamples, read_samples
 from ddiag.ingest.recorded_choice import Job, choose
-from ddiag.ingest.recorded_cost import cost_note
+from ddiag.ingest.recorded_cost import recording_cost
 from ddiag.ingest.recorded_device import device_notes
 from ddiag.ingest.recorded_facts import problems
 from ddiag.ingest.recorded_files import RunSources, whole
@@ -30,6 +30,8 @@ from ddiag.model.tables import TABLES
 _SAME_HOST_NS = 50_000_000
 """Clocks (Unix minus monotonic) this near are of one host: on others the monotonic clock began at another boot."""
 _SHOWN_PROBLEMS = 5
+_DEVICE_CALLS = "when calls on a device end"
+"""What the recorder says it does not see, whether the job makes such calls or not."""
 
 
 def recorded_run(
@@ -149,6 +151,8 @@ def _coverage(
         steps=tuple(whole["step"].unique().sort().to_list()),
         dropped_records=sum(one.process.dropped for one in placed),
         notes=(*job.notes, *_told(job, placed, tables), *notes),
+        recording_cost=recording_cost(tables.get("step_summaries", pl.DataFrame())),
+        ending=_ending(job),
     )
 
 
@@ -171,7 +175,7 @@ def _input(job: Job, one: Placed) -> InputFile:
 
 def _told(job: Job, placed: Sequence[Placed], tables: dict[str, pl.DataFrame]) -> list[str]:
     """What limits the conclusions."""
-    notes = _how_it_ended(job)
+    notes = []
     gone = max((sum(ring.overwritten for ring in one.process.rings) for one in placed), default=0)
     if gone:
         notes.append(
@@ -180,12 +184,12 @@ def _told(job: Job, placed: Sequence[Placed], tables: dict[str, pl.DataFrame]) -
         )
     tiers = {str(one.process.facts.tier.get("tier")) for one in placed if one.process.facts.tier}
     blind = {str(what) for one in placed for what in one.process.facts.tier.get("blind", ())}
+    if not _calls_devices(tables):
+        blind.discard(_DEVICE_CALLS)
     if any(one.process.facts.python_groups for one in placed):
         blind.add("calls of process groups written in Python")
     if tiers and blind:
-        notes.append(f"communication recorded by: {', '.join(sorted(tiers))}; not seen: {', '.join(sorted(blind))}")
-    cost = cost_note(tables.get("step_summaries", pl.DataFrame()))
-    notes += [] if cost is None else [cost]
+        notes.append(f"not seen of communication (recorded by: {', '.join(sorted(tiers))}): {'; '.join(sorted(blind))}")
     notes += device_notes(tables)
     unwatched = sorted({what for one in placed for what in one.process.facts.unwatched})
     if unwatched:
@@ -197,13 +201,21 @@ def _told(job: Job, placed: Sequence[Placed], tables: dict[str, pl.DataFrame]) -
     return notes
 
 
-def _how_it_ended(job: Job) -> list[str]:
+def _calls_devices(tables: dict[str, pl.DataFrame]) -> bool:
+    """Whether any call was made that a device carries out, or none was recorded that would tell."""
+    calls = tables.get("collectives", TABLES["collectives"].empty())
+    on_host = calls["name"].cast(pl.String).str.starts_with("gloo:").fill_null(value=False)
+    return calls.is_empty() or not bool(on_host.all())
+
+
+def _ending(job: Job) -> str:
+    """How the job ended; empty while it runs, and where it ended well."""
     manifest = job.manifest
     if manifest is None or not manifest.exit_code:
-        return []
+        return ""
     if manifest.asked_to_end:
-        return [f"somebody ended the job with {manifest.asked_to_end} (exit code {manifest.exit_code})"]
-    return [f"the job failed (exit code {manifest.exit_code}); its own output says why"]
+        return f"somebody ended the job with {manifest.asked_to_end} (exit code {manifest.exit_code})"
+    return f"failed with exit code {manifest.exit_code}"
 
 
 def with_traces(run: Run, traces: Run) -> Run:

@@ -52,7 +52,7 @@ class HangReporter(TerminalReporter):
         sentence = Text()
         sentence.append(f"{self.glyphs.status[status]} {status.value.upper()}  ", STYLES[status])
         sentence.append(clean(diagnosis.verdict.headline) if crashed else view.headline, "bold")
-        lines: list[RenderableType] = [sentence, Text(clean(job_line(signals)), "dim")]
+        lines: list[RenderableType] = [sentence, Text(clean(job_line(signals, diagnosis.coverage)), "dim")]
         if crashed:
             where = diagnosis.findings[0].culprits.where if diagnosis.findings else None
             lines += [Text(f"{self.glyphs.culprit} at {clean(where)}")] if where else []

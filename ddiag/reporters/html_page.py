@@ -135,7 +135,7 @@ def build_page(diagnosis: Diagnosis, signals: Signals, run: Run) -> Page:
     return Page(
         diagnosis=diagnosis,
         status=diagnosis.verdict.status.value,
-        job=job_line(signals),
+        job=job_line(signals, diagnosis.coverage),
         step_words=step_words,
         parts=parts,
         cards=make_cards(diagnosis.findings),

@@ -18,6 +18,7 @@ from ddiag.model.signals import (
     Precision,
     ShardUnits,
     Signals,
+    StepBudget,
     SyncPoints,
 )
 from ddiag.plots import kernels
@@ -111,11 +112,16 @@ def input_wait(signals: Signals) -> DataTable | None:
     columns = (
         RANK,
         Column("wait_ms", "In the loader", "ms/step"),
-        Column("stall_ms", "of it device idle", "ms/step"),
+        Column("stall_ms", "of it device idle" if _on_device(signals) else "of it nothing computed", "ms/step"),
         Column("stall_share", "Share of step", "%", "share"),
     )
     rows = found.per_rank.sort("stall_ms", "rank", descending=[True, False])
     return make_table("input-wait", "Waiting for the next batch", columns, rows, limit=16, cut_by="longest stall")
+
+
+def _on_device(signals: Signals) -> bool:
+    budget = signals.get(StepBudget)
+    return budget is None or budget.on_device
 
 
 def sync_points(signals: Signals) -> DataTable | None:

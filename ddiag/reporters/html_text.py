@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from ddiag.plots.chart import shorten
 from ddiag.plots.numbers import percent, short, size, span, thousands
 from ddiag.reporters.hang_view import ranks_words
-from ddiag.reporters.words import number, shown_unit
+from ddiag.reporters.words import lacks, number, shown_unit
 from ddiag.rulekit.cost import name_ranks
 
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -29,8 +29,9 @@ def inline(text: str) -> Markup:
 
 
 def sentence(text: str) -> Markup:
-    """:func:`inline`, beginning with a capital when the first word is a plain one."""
-    return inline(text[:1].upper() + text[1:] if _WORD.match(text) else text)
+    """:func:`inline`, beginning with a capital when the first word is a plain one, and no command's."""
+    plain = _WORD.match(text) and not _COMMAND.match(text)
+    return inline(text[:1].upper() + text[1:] if plain else text)
 
 
 def safe_json(text: str) -> Markup:
@@ -76,6 +77,7 @@ def clock(wall_ns: int) -> str:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "inline": inline,
+    "lacks": lacks,
     "sentence": sentence,
     "safe_json": safe_json,
     "script_json": script_json,

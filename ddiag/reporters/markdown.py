@@ -40,7 +40,7 @@ class MarkdownReporter:
             "",
             f"**{_text(verdict.headline)}**",
             "",
-            _text(job_line(signals)),
+            _text(job_line(signals, diagnosis.coverage)),
             *self._findings(diagnosis.findings),
             *_budget(signals.get(StepBudget), diagnosis.findings),
             *_list("Gaps in the evidence", coverage_lines(diagnosis.coverage)),

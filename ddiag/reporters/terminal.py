@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddiag.model.run import Run
-from ddiag.model.signals import FAMILIES, Signals, StepBudget
+from ddiag.model.signals import Signals, StepBudget
 from ddiag.model.signals_incident import Story
 from ddiag.plots.numbers import percent, span
 from ddiag.reporters import step_bars
@@ -26,11 +27,11 @@ from ddiag.reporters.words import (
     evidence_limit,
     evidence_value,
     job_line,
+    missing_families,
     number,
 )
 from ddiag.rulekit.diagnosis import Diagnosis, Status
 from ddiag.rulekit.finding import Abstention, Evidence, Finding, Role, Severity
-from ddiag.rulekit.runner import family_words
 
 TWO_COLUMNS_FROM = 150
 """Terminal width from which the step budget stands beside the findings."""
@@ -46,10 +47,10 @@ STYLES = {
     Status.CRASHED: "bold red",
     Status.INCONCLUSIVE: "bold cyan",
 }
-_FAMILY_WORDS = frozenset(family_words(family) for family in FAMILIES)
 _PLAIN = str.maketrans({"·": "-", "–": "-", "—": "-", "…": "...", "µ": "u", "×": "x", "’": "'"})
 _TRAILING = re.compile(r"(?:\x1b\[[0-9;]*m| )+$")
 ColorSystem = Literal["standard", "256", "truecolor"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class TerminalReporter:
         sentence = Text()
         sentence.append(f"{shape} {verdict.status.value.upper()}  ", style)
         sentence.append(clean(verdict.headline), "bold")
-        return [sentence, Text(clean(job_line(signals)), "dim")]
+        return [sentence, Text(clean(job_line(signals, diagnosis.coverage)), "dim")]
 
     def _findings(self, findings: tuple[Finding, ...], width: int) -> list[RenderableType]:
         if not findings:
@@ -146,26 +147,30 @@ class TerminalReporter:
         return Text.assemble((self.glyphs.severity[finding.severity], style), " ", (finding.rule, style))
 
     def _evidence(self, evidence: tuple[Evidence, ...]) -> RenderableType:
+        shown = _few_or_all(evidence, MOST_EVIDENCE)
+        words = any(isinstance(item.value, str) for item in shown)
+        limits = [evidence_limit(item) for item in shown]
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(overflow="fold")
-        table.add_column(justify="right", overflow="fold")
-        table.add_column(style="dim", overflow="fold")
-        for item in evidence[:MOST_EVIDENCE]:
-            limit = evidence_limit(item)
-            value = Text(evidence_value(item), justify="left" if isinstance(item.value, str) else "right")
-            table.add_row(Text(clean(item.label)), value, Text(f"limit {limit}" if limit else ""))
-        if len(evidence) > MOST_EVIDENCE:
-            table.add_row(Text(self._more(len(evidence) - MOST_EVIDENCE, len(evidence)), "dim"))
-        return table
+        table.add_column(justify="left" if words else "right", overflow="fold")
+        if any(limits):  # an empty column would take room from the others
+            table.add_column(style="dim", overflow="fold")
+        for item, limit in zip(shown, limits, strict=True):
+            row = [Text(clean(item.label)), Text(evidence_value(item)), Text(f"limit {limit}" if limit else "")]
+            table.add_row(*(row if any(limits) else row[:2]))
+        if len(evidence) == len(shown):
+            return table
+        return Group(table, Text(self._more(len(evidence) - len(shown), len(evidence)), "dim"))
 
     def _fixes(self, fixes: tuple[str, ...]) -> RenderableType:
         table = Table.grid(padding=(0, 1, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for index, fix in enumerate(fixes[:MOST_FIXES], start=1):
+        shown = _few_or_all(fixes, MOST_FIXES)
+        for index, fix in enumerate(shown, start=1):
             table.add_row(f"{index}.", Text(clean(fix)))
-        if len(fixes) > MOST_FIXES:
-            table.add_row("", Text(self._more(len(fixes) - MOST_FIXES, len(fixes)), "dim"))
+        if len(fixes) > len(shown):
+            table.add_row("", Text(self._more(len(fixes) - len(shown), len(fixes)), "dim"))
         return table
 
     def _others(self, findings: tuple[Finding, ...], width: int) -> RenderableType:
@@ -216,17 +221,25 @@ class TerminalReporter:
         parts: list[RenderableType] = []
         notes = coverage_lines(diagnosis.coverage)
         if notes:
-            parts += [Text(), self._title("Gaps in the evidence")]
-            parts += [Text(f"- {note}") for note in notes[:MOST_COVERAGE]]
-            if len(notes) > MOST_COVERAGE:
-                parts.append(Text(f"  {self._more(len(notes) - MOST_COVERAGE, len(notes))}", "dim"))
+            parts += [Text(), self._title("Gaps in the evidence"), self._gaps(notes)]
         closing = [self._could_not(diagnosis.abstentions), *(f"Report: {path}" for path in self.written)]
         return [*parts, Text(), *(Text(clean(line), "dim") for line in closing if line)]
+
+    def _gaps(self, notes: list[str]) -> RenderableType:
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        shown = _few_or_all(notes, MOST_COVERAGE)
+        for note in shown:
+            table.add_row("-", Text(note))
+        if len(notes) > len(shown):
+            table.add_row("", Text(self._more(len(notes) - len(shown), len(notes)), "dim"))
+        return table
 
     def _could_not(self, abstentions: tuple[Abstention, ...]) -> str:
         if not abstentions:
             return ""
-        missing = [need for need in dict.fromkeys(n for a in abstentions for n in a.needs) if need in _FAMILY_WORDS]
+        missing = missing_families(abstentions)
         listed = ", ".join(missing[:6]) + (f", {self.glyphs.ellipsis}" if len(missing) > 6 else "")
         rules = "1 rule" if len(abstentions) == 1 else f"{len(abstentions)} rules"
         return f"{rules} could not judge{f' (missing: {listed})' if missing else ''}; the report says what to record."
@@ -236,6 +249,11 @@ class TerminalReporter:
 
     def _more(self, hidden: int, total: int) -> str:
         return f"{self.glyphs.ellipsis} {number(hidden)} more of {number(total)}"
+
+
+def _few_or_all(items: Sequence[T], most: int) -> Sequence[T]:
+    """The first *most*, or all where the line that says how many are left out would be the only one saved."""
+    return items if len(items) <= most + 1 else items[:most]
 
 
 def _without_trailing_blanks(line: str) -> str:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from ddiag.model.run import Coverage
-from ddiag.model.signals import JobFacts, Signals, StepBudget
+from ddiag.model.run import Coverage, RecordingCost
+from ddiag.model.signals import FAMILIES, JobFacts, Signals, StepBudget
 from ddiag.plots.numbers import percent, short, size, span
 from ddiag.rulekit.cost import name_ranks
 from ddiag.rulekit.diagnosis import Status
 from ddiag.rulekit.finding import Abstention, Cost, Evidence, Severity
+from ddiag.rulekit.runner import family_words
 
 SEVERITY_SHAPES: Mapping[Severity, str] = MappingProxyType(
     {Severity.CRITICAL: "■", Severity.WARNING: "▲", Severity.INFO: "●"}
@@ -34,8 +35,13 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "window": "the whole capture as one step",
     }
 )
+PROMISED_SHARE = 0.01
+"""Of a step, what recording takes at most where steps are not very short."""
+SIZES: Mapping[str, str] = MappingProxyType({"bytes": "", "bytes/step": "per step", "bytes per step": "per step"})
+"""Units of amounts that are shown with a binary prefix, and what is left of the unit then."""
 MOST_FILES_EACH = 3
 """Files with the same note that are listed one by one."""
+_FAMILY_WORDS = frozenset(family_words(family) for family in FAMILIES)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
 
 
@@ -52,7 +58,7 @@ def number(value: float | int | str | None, unit: str = "") -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return clean(value)
-    if unit == "bytes":
+    if unit in SIZES:
         return size(value)
     if _is_share(value, unit):
         return percent(value)
@@ -73,7 +79,7 @@ def evidence_limit(item: Evidence) -> str:
 
 def shown_unit(item: Evidence) -> str:
     """The unit, unless :func:`number` has it already."""
-    return "" if item.unit in ("bytes", "share") else clean(item.unit)
+    return SIZES.get(item.unit, "" if item.unit == "share" else clean(item.unit))
 
 
 def _is_share(value: float | int | str, unit: str) -> bool:
@@ -92,15 +98,36 @@ def cost_words(cost: Cost) -> str:
     return " · ".join(parts)
 
 
-def job_line(signals: Signals) -> str:
-    """Ranks, hosts, devices, back ends and steps in one line."""
+def job_line(signals: Signals, coverage: Coverage) -> str:
+    """Ranks, hosts, devices, back ends, steps, what recording them cost and how the job ended, in one line."""
     facts, budget = signals.get(JobFacts), signals.get(StepBudget)
     parts = []
     if facts is not None:
         parts += _who(facts)
     if budget is not None:
         parts.append(_steps(budget))
+    if coverage.recording_cost is not None:
+        parts.append(f"recording took {_exactly(coverage.recording_cost.share)} of a step")
+    if coverage.ending:
+        parts.append(coverage.ending)
     return " · ".join(clean(part) for part in parts)
+
+
+def recording_words(cost: RecordingCost) -> str:
+    """What the recorder took, and what follows where that is more than it promises."""
+    text = (
+        f"Recording took {_exactly(cost.share)} of a step, as the recorder timed itself: {cost.ms_per_step:.2g} of "
+        f"{cost.step_ms:.3g} ms on rank {cost.rank}, where it took most."
+    )
+    if cost.share <= PROMISED_SHARE:
+        return text
+    return (
+        f"{text} That is more than the {PROMISED_SHARE:.0%} it should: steps this short are slower for being recorded."
+    )
+
+
+def _exactly(share: float) -> str:
+    return f"{share * 100:.2f} %"
 
 
 def _who(facts: JobFacts) -> list[str]:
@@ -149,11 +176,19 @@ def coverage_lines(coverage: Coverage) -> list[str]:
 
 
 def _notes(coverage: Coverage) -> list[str]:
-    """What is odd about files; one line for many files of which the same is."""
+    """What is odd about files; one line for many files of which the same is, and for the recordings of ranks."""
     by_note: dict[str, list[str]] = {}
+    ranks: dict[str, list[int]] = {}
     for item in coverage.inputs:
-        if item.note:
+        if item.note and item.kind == "recording" and item.rank is not None:
+            ranks.setdefault(item.note, []).append(item.rank)
+        elif item.note:
             by_note.setdefault(item.note, []).append(item.path)
+    of_ranks = [f"recording of {name_ranks(found)}: {note}" for note, found in ranks.items()]
+    return [*of_ranks, *_of_files(by_note)]
+
+
+def _of_files(by_note: Mapping[str, Sequence[str]]) -> list[str]:
     return [
         line
         for note, paths in by_note.items()
@@ -163,6 +198,17 @@ def _notes(coverage: Coverage) -> list[str]:
             else [f"{len(paths):,} files ({paths[0]}, {paths[1]}, …): {note}"]
         )
     ]
+
+
+def missing_families(abstentions: Sequence[Abstention]) -> list[str]:
+    """Signals that *abstentions* lack, each once; a reason in words is none."""
+    return [need for need in dict.fromkeys(n for a in abstentions for n in a.needs) if need in _FAMILY_WORDS]
+
+
+def lacks(abstention: Abstention) -> str:
+    """'needs grad buckets', or the reason in words."""
+    needs = clean(", ".join(abstention.needs))
+    return f"needs {needs}" if missing_families([abstention]) else needs
 
 
 def abstention_lines(abstentions: Sequence[Abstention]) -> list[str]:

@@ -217,4 +217,4 @@ def test_ctrl_c_is_no_crash_and_a_second_one_ends_the_diagnosis_at_once(tmp_path
     assert read_manifest(folder).asked_to_end == "SIGINT"
     found = diagnose(load([str(folder)]))
     assert "DD943" not in {one.rule for one in found.findings}
-    assert any("somebody ended the job with SIGINT" in note for note in found.coverage.notes)
+    assert "somebody ended the job with SIGINT" in found.coverage.ending

@@ -240,6 +240,10 @@ def test_a_folder_without_run_json_and_with_notes_of_others_is_still_read(tmp_pa
 
 def test_a_job_that_failed_is_said_to_have_failed(tmp_path: Path) -> None:
     folder = write_run(tmp_path, Plan())
-    assert not [note for note in load([str(folder)]).coverage.notes if "failed" in note]
+    assert not load([str(folder)]).coverage.ending
     write_manifest(folder, replace(read_manifest(folder), exit_code=3))
-    assert "the job failed (exit code 3); its own output says why" in load([str(folder)]).coverage.notes
+    failed = load([str(folder)]).coverage
+    assert failed.ending == "failed with exit code 3"
+    assert not [note for note in failed.notes if "exit code" in note], "no gap in the evidence"
+    write_manifest(folder, replace(read_manifest(folder), exit_code=143, asked_to_end="SIGTERM"))
+    assert load([str(folder)]).coverage.ending == "somebody ended the job with SIGTERM (exit code 143)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddiag.model.run import Coverage, InputFile
+from ddiag.model.run import Coverage, InputFile, RecordingCost
 from ddiag.model.signals import Signals
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Severity, View
 from ddiag.rulekit.diagnosis import Diagnosis, conclude
@@ -25,6 +25,17 @@ COVERAGE = Coverage(
     ranks_expected=tuple(range(8)),
     dropped_records=12,
     notes=("clocks could not be aligned",),
+)
+
+RECORDED = Coverage(
+    inputs=(
+        InputFile("runs/job/r0.ring", "recording", 100, rank=0, events=9, note="ended without closing its ring"),
+        InputFile("runs/job/r1.ring", "recording", 100, rank=1, events=9, note="ended without closing its ring"),
+    ),
+    ranks_seen=(0, 1),
+    ranks_expected=(0, 1),
+    recording_cost=RecordingCost(rank=1, share=0.0029, ms_per_step=0.38, step_ms=134.0),
+    ending="failed with exit code 3",
 )
 
 LATE = finding(

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ddiag.reporters.json import JsonReporter, schema
-from tests.unit.reporters.diagnoses import COVERAGE, EXPOSED, LATE, SMALL, diagnosed
+from tests.unit.reporters.diagnoses import COVERAGE, EXPOSED, LATE, RECORDED, SMALL, diagnosed
 
 CASES = {
     "healthy": diagnosed(),
@@ -35,6 +35,12 @@ def closed_schema() -> dict[str, Any]:
 
 def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(schema())
+
+
+def test_what_only_recordings_have_is_in_the_schema() -> None:
+    written = json.loads(JsonReporter().render(diagnosed(LATE, coverage=RECORDED)[0]))
+    assert written["coverage"]["recording_cost"]["rank"] == 1
+    Draft202012Validator(closed_schema()).validate(written)
 
 
 @pytest.mark.parametrize("name", CASES)
