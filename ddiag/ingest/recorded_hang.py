@@ -30,6 +30,7 @@ _CALLS = ("flight", "flight_status")
 _RAW = "hang_capture"
 """The whole capture, until those of all nodes are there."""
 _STOPPED, _UNINTERRUPTIBLE = "tT", "D"
+_STATE_WORDS = {"R": "running", "S": "sleeping", "D": "waiting in the kernel", "T": "stopped", "t": "stopped"}
 _COPIED = (
     *("pid", "local_rank", "state", "phase", "phase_s", "step", "quiet_s", "limit_s", "stuck", "wchan", "cpu_share"),
     "threads",
@@ -187,7 +188,7 @@ def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
         return
     gil = any(stack["thread"] == _MAIN and stack["state"] == "gil" for stack in one["stacks"])
     at = f"in {one['phase']} of step {one['step']}" if one["phase"] != "none" else f"in step {one['step']}"
-    text = f"rank {rank} (pid {pid}) {at}, state {state}, no progress for {one['quiet_s']:.1f} s"
+    text = f"rank {rank} (pid {pid}) {at}, {_STATE_WORDS.get(state, f'state {state}')}, no progress for {one['quiet_s']:.1f} s"
     seen = {"gil": gil} if one["stacks"] else {"no_stacks": one.get("no_stacks", "")}
     yield "process.state", {**{key: one.get(key) for key in _COPIED}, **seen}, text
     if state in _STOPPED:

@@ -23,6 +23,7 @@ SUMMARY = (
     Column("bytes", "Message", "", "bytes"),
     Column("group_size", "Group size", "ranks", "count"),
     Column("count_per_step", "Calls", "per step", "count"),
+    Column("steps", "Seen in", "steps", "count"),
     Column("busbw_gbps", "Bus bandwidth", "GB/s"),
     Column("expected_gbps", "Expected", "GB/s"),
     Column("efficiency", "Efficiency", "%", "share"),
@@ -53,7 +54,14 @@ def collective_summary(signals: Signals) -> pl.DataFrame | None:
         known = links.table.select(*keys, "expected_gbps", "efficiency").unique(keys)
         known = known.with_columns(pl.col("group", "op").cast(pl.String), pl.col("bytes").cast(pl.Int64))
         rows = rows.join(known, on=keys, how="left")
+    rows = rows.join(_steps_of(communication), on=["group", "op"], how="left")
     return rows.sort("exposed_ms", "dur_ms", descending=True, nulls_last=True)
+
+
+def _steps_of(communication: Collectives) -> pl.DataFrame:
+    """group, op, steps: in how many steps they occur, which their figures per step are means over."""
+    table = communication.table.select(pl.col("group", "op").cast(pl.String), "step")
+    return table.group_by("group", "op").agg(pl.col("step").n_unique().cast(pl.Int64).alias("steps"))
 
 
 def bandwidth_chart(signals: Signals) -> Chart | None:
@@ -86,7 +94,7 @@ def bandwidth_chart(signals: Signals) -> Chart | None:
         "Points should rise to the right and level off near the expected bandwidth; a large message far below "
         "it is a slow link, a small one is bound by latency.",
         figure,
-        make_table("bandwidth-data", "Bandwidth by message size", SUMMARY[:8], rows, cut_by="most exposed"),
+        make_table("bandwidth-data", "Bandwidth by message size", SUMMARY[:9], rows, cut_by="most exposed"),
         note=f"{shown.height:,} of {rows.height:,} combinations: the most exposed."
         if rows.height > shown.height
         else "",

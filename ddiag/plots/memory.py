@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 import polars as pl
 
-from ddiag.model.signals import Memory, Signals
+from ddiag.model.signals import Memory, Signals, StepBudget
 from ddiag.plots.chart import TOP_LEGEND, Chart, axis, plain, style
 from ddiag.plots.numbers import size
 from ddiag.plots.palette import MUTED, SERIES
@@ -28,7 +28,8 @@ PEAKS = (
 DEVICE_WORDS = (
     "Solid is allocated to tensors, dotted is reserved by the allocator; a wide gap between them is fragmentation."
 )
-HOST_WORDS = "Of a recording, the resident memory of each rank's process; of a trace, what its tensors hold."
+HOST_WORDS = "What the tensors of each rank hold."
+PROCESS_WORDS = "Resident memory of each rank's process, as read at the end of steps."
 
 
 def peaks(memory: Memory) -> pl.DataFrame:
@@ -49,11 +50,12 @@ def memory_timeline(signals: Signals, culprits: Sequence[int] = ()) -> Chart | N
     lines = pairs[:MOST_LINES]
     on_host = all(device == "cpu" for _, device in pairs)
     start, figure = min(memory.timeline["ts_ns"].to_list()), go.Figure()
+    end = _last_seen(memory, signals)
     for (rank, device), colour in zip(lines, SERIES, strict=False):
         mine = memory.timeline.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("ts_ns")
         for column, dash in (("allocated_bytes", "solid"), ("reserved_bytes", "dot")):
             if mine[column].null_count() < mine.height:
-                line = _line(mine, column, dash, colour, start, f"rank {rank} · {device}")
+                line = _line(_until(mine, end), column, dash, colour, start, f"rank {rank} · {device}")
                 figure.add_scatter(**line, showlegend=dash == "solid")
     capacities = order["capacity_bytes"].drop_nulls()
     limit, top = min(capacities.to_list(), default=None), _highest(memory.timeline)
@@ -74,13 +76,38 @@ def memory_timeline(signals: Signals, culprits: Sequence[int] = ()) -> Chart | N
         "memory-timeline",
         "Host memory over time" if on_host else "Device memory over time",
         "GiB",
-        HOST_WORDS if on_host else DEVICE_WORDS,
+        _words(signals, on_host=on_host),
         figure,
         make_table("memory-timeline-data", "Peak memory per rank", PEAKS, order),
         note=f"{len(lines)} of {len(pairs):,} devices: the fullest and those named in findings."
         if len(pairs) > len(lines)
         else "",
     )
+
+
+def _recorded(signals: Signals) -> bool:
+    budget = signals.get(StepBudget)
+    return budget is not None and budget.source == "recorded"
+
+
+def _words(signals: Signals, *, on_host: bool) -> str:
+    if not on_host:
+        return DEVICE_WORDS
+    return PROCESS_WORDS if _recorded(signals) else HOST_WORDS
+
+
+def _last_seen(memory: Memory, signals: Signals) -> int:
+    """Up to when the values are known to hold: only changes are kept, and a recording goes on to its last step."""
+    ends = [memory.timeline["ts_ns"].max()]
+    budget = signals.get(StepBudget)
+    if budget is not None and _recorded(signals) and not budget.table.is_empty():
+        ends.append(budget.table["end_ns"].max())
+    return max(int(end) for end in ends if isinstance(end, int))
+
+
+def _until(rows: pl.DataFrame, end: int) -> pl.DataFrame:
+    """*rows* and the last of them once more at *end*."""
+    return pl.concat([rows, rows.tail(1).with_columns(ts_ns=pl.lit(end, dtype=rows["ts_ns"].dtype))])
 
 
 def _highest(timeline: pl.DataFrame) -> int:

@@ -42,7 +42,14 @@ def summary(run: Path) -> Iterator[str]:
 def _cost(finding: dict[str, Any]) -> str:
     cost = finding["cost"].get("ms_per_step")
     said = "ms per step" in finding["title"]
-    return "" if cost is None or said else f" ({cost:.3g} ms per step)"
+    return "" if cost is None or said else f" ({_milliseconds(cost)} per step)"
+
+
+def _milliseconds(value: float) -> str:
+    """Three significant digits, in seconds from one on."""
+    if value >= 1000:
+        return f"{value / 1000:.3g} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def _cause(finding: dict[str, Any]) -> str:

@@ -90,6 +90,13 @@ def test_the_state_of_a_process_is_told_in_words(tmp_path: Path, one: dict[str, 
     assert any(words in text for text in run.table("log_events").filter(pl.col("rank") == 1)["text"])
 
 
+@pytest.mark.parametrize(("state", "words"), [("S", "sleeping"), ("R", "running"), ("T", "stopped"), ("I", "state I")])
+def test_the_kernel_s_letter_for_a_state_is_spelt_out(tmp_path: Path, state: str, words: str) -> None:
+    write(tmp_path, rank(0), late(1, state=state))
+    events = load(tmp_path).table("log_events").filter((pl.col("rank") == 1) & (pl.col("kind") == "process.state"))
+    assert f", {words}, no progress" in events["text"][0]
+
+
 def test_a_stopped_rank_s_stack_says_so(tmp_path: Path) -> None:
     write(tmp_path, rank(0), late(1, state="T"))
     assert load(tmp_path).table("stacks").filter(pl.col("rank") == 1)["state"].to_list() == ["T"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from ddiag.model.signals import Signals
+from ddiag.model.signals import Collectives, Signals
 from ddiag.plots import communication, heat_map, kernels, memory, palette, step_time
 from ddiag.plots.chart import Chart, plain, shorten
 from tests.factories import GIB, MIB, budget_table, make_signals
@@ -216,3 +217,23 @@ def test_names_are_cut_in_the_middle_and_escaped() -> None:
     assert shorten("a" * 50 + "b" * 50, 11) == "aaaaaa…bbbb"
     assert shorten("short", 11) == "short"
     assert plain("a<b>&") == "a&lt;b&gt;&amp;"
+
+
+def test_a_rare_call_is_seen_in_few_steps() -> None:
+    """Its figures per step are means over the steps that have it."""
+    signals = make_signals()
+    found = signals.get(Collectives)
+    assert found is not None
+    rare = found.table.filter(pl.col("step") == found.table["step"].max()).head(1).with_columns(op=pl.lit("broadcast"))
+    usual = found.table.with_columns(pl.col("op").cast(pl.String))
+    row = found.summary.head(1).with_columns(op=pl.lit("broadcast"))
+    changed = dataclasses.replace(
+        found,
+        table=pl.concat([usual, rare.select(usual.columns).cast(usual.schema)]),
+        summary=pl.concat([found.summary.with_columns(pl.col("op").cast(pl.String)), row]),
+    )
+    rows = communication.collective_summary(make_signals(collectives=changed))
+    assert rows is not None
+    steps = dict(rows.select("op", "steps").iter_rows())
+    assert steps.pop("broadcast") == 1
+    assert set(steps.values()) == {found.table["step"].n_unique()}

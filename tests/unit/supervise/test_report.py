@@ -56,6 +56,16 @@ def test_a_consequence_names_its_cause_and_no_cost_is_said_twice(tmp_path: Path)
     ]
 
 
+@pytest.mark.parametrize(
+    ("ms", "words"), [(3456.7, "3.46 s"), (123.4, "123 ms"), (2.5, "2.5 ms"), (0.0794, "0.0794 ms")]
+)
+def test_costs_are_written_without_exponents(tmp_path: Path, ms: float, words: str) -> None:
+    found = _finding("DD1", "warning") | {"cost": {"ms_per_step": ms}}
+    verdict = {"status": "degraded", "headline": "It is slow."}
+    (tmp_path / "diagnosis.json").write_text(json.dumps({"verdict": verdict, "findings": [found]}))
+    assert list(summary(tmp_path))[1] == f"  warning DD1 title of DD1 ({words} per step)"
+
+
 def test_work_aside_that_succeeds_leaves_nothing(tmp_path: Path, mask: set[int]) -> None:
     log = tmp_path / "log"
     code = "import os, ddiag; print('words'); assert os.nice(0) >= 10; open(sys.argv[1], 'w').close()"
