@@ -59,6 +59,18 @@ class LateRankCases:
     def test_waiting_that_does_not_matter_is_quiet(self) -> None:
         assert findings(self.rule_id, late_ranks={**self.late(), "wait_ms_per_step": 6.0}) == []
 
+    def test_waiting_where_the_hosts_set_the_pace_is_quiet(self) -> None:
+        """The devices would idle anyway, and nobody falls behind: the rank only began late."""
+        assert findings(self.rule_id, late_ranks=self.late(), step_budget={"host_ms": 150.0}) == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"host_ms": 90.0}, {"host_ms": dict.fromkeys(range(7), 150.0)}, {"sync_ms": 10.0}, {"compute_ms": {3: 60.0}}],
+        ids=["too little to hide it", "a rank kept busy", "hosts wait for devices", "falls further behind"],
+    )
+    def test_waiting_that_idle_time_does_not_hide_is_told(self, change: dict[str, object]) -> None:
+        assert findings(self.rule_id, late_ranks=self.late(), step_budget={"host_ms": 150.0, **change})
+
     def test_a_note_on_the_evidence_reaches_the_reader(self) -> None:
         found = the_finding(self.rule_id, late_ranks={**self.late(), "note": "one step only"})
         assert found.doubt.startswith("one step only")
