@@ -28,7 +28,11 @@ from ddiag.model.signals import InputWait
 _SPIKE = 3.0
 """A wait this many times the lower quartile of waits (with two workers half of all waits are spikes) …"""
 _SPIKE_MS = 1.0
-"""… and this long is a spike."""
+"""… and this long …"""
+_TALL = 0.2
+"""… and not far below the highest waits is a spike: a busy machine makes small ones."""
+_REGULAR = 0.8
+"""Share of distances between spikes that must be the same: now and then one fails to come, or one more does."""
 
 
 def input_wait(run: Run, windows: StepWindows, acts: Mapping[int, RankActivity]) -> InputWait | None:
@@ -95,15 +99,17 @@ def _iterator(run: Run) -> str:
 
 
 def _spike_period(waits: pl.DataFrame) -> int | None:
-    """Every how many steps the wait spikes, when the spikes of a rank are equally far apart."""
+    """Every how many steps the wait spikes, when the spikes of each rank are as good as equally far apart."""
     found = []
     for _, mine in waits.group_by("rank"):
         per_step = mine.group_by("step").agg(pl.col("wait_ms").sum()).sort("step")
         wait_ms, step = per_step["wait_ms"].to_numpy(), per_step["step"].to_numpy()
-        spikes = step[(wait_ms > _SPIKE * np.quantile(wait_ms, 0.25)) & (wait_ms > _SPIKE_MS)]
-        distance = np.unique(np.diff(spikes))
-        if spikes.size >= 3 and distance.size == 1 and distance[0] > 1:
-            found.append(int(distance[0]))
+        low, high = np.quantile(wait_ms, (0.25, 0.95))
+        spikes = step[wait_ms > max(_SPIKE * low, _SPIKE_MS, _TALL * high)]
+        distances, counts = np.unique(np.diff(spikes), return_counts=True)
+        usual = int(counts.argmax()) if counts.size else 0
+        if spikes.size >= 3 and distances[usual] > 1 and counts[usual] >= _REGULAR * counts.sum():
+            found.append(int(distances[usual]))
     agreed = bool(found) and len(set(found)) == 1
     return found[0] if agreed else None
 
