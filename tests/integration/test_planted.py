@@ -83,7 +83,10 @@ PLANTED = {
         "--width=1024 --layers=4 --save-every=1",
         "--width=1024 --layers=4 --save-every=30",
     ),
-    "starved_cpu_optimizer": Planted("DD1002", EVERYBODY, "512", "1", job="planted_offload", module=WITH_DEEPSPEED),
+    # The twin computes for long enough that communication which waits for a CPU is little of its step.
+    "starved_cpu_optimizer": Planted(
+        "DD1002", EVERYBODY, "512 512", "1 2048", job="planted_offload", module=WITH_DEEPSPEED
+    ),
     "more_compute_on_one_rank": Planted("DD501", CULPRIT, "--products=12", "--products=0"),
     "logging_on_one_rank": Planted(
         "DD208", CULPRIT, "--log-every=1", "--width=1024 --layers=4 --log-every=40", module=WITH_TENSORBOARD

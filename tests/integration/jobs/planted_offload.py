@@ -12,8 +12,8 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-WIDTH, LAYERS, BATCH, STEPS = 512, 4, 512, 20
-OPTIMIZER_THREADS = int(sys.argv[1])
+WIDTH, LAYERS, STEPS = 512, 4, 20
+OPTIMIZER_THREADS, BATCH = (int(one) for one in sys.argv[1:])
 
 
 def give_threads(optimizer: torch.optim.Optimizer) -> None:
