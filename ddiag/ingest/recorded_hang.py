@@ -188,7 +188,8 @@ def _events(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
         return
     gil = any(stack["thread"] == _MAIN and stack["state"] == "gil" for stack in one["stacks"])
     at = f"in {one['phase']} of step {one['step']}" if one["phase"] != "none" else f"in step {one['step']}"
-    text = f"rank {rank} (pid {pid}) {at}, {_STATE_WORDS.get(state, f'state {state}')}, no progress for {one['quiet_s']:.1f} s"
+    doing = _STATE_WORDS.get(state, f"state {state}")
+    text = f"rank {rank} (pid {pid}) {at}, {doing}, no progress for {one['quiet_s']:.1f} s"
     seen = {"gil": gil} if one["stacks"] else {"no_stacks": one.get("no_stacks", "")}
     yield "process.state", {**{key: one.get(key) for key in _COPIED}, **seen}, text
     if state in _STOPPED:
