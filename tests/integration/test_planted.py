@@ -91,7 +91,13 @@ PLANTED = {
     "logging_on_one_rank": Planted(
         "DD208", CULPRIT, "--log-every=1", "--width=1024 --layers=4 --log-every=40", module=WITH_TENSORBOARD
     ),
-    "vain_search_for_unused": Planted("DD802", EVERYBODY, "--find-unused", "--find-unused --spare", info=True),
+    "vain_search_for_unused": Planted(
+        "DD802",
+        EVERYBODY,
+        "--width=1024 --layers=4 --find-unused",
+        "--width=1024 --layers=4 --find-unused --spare",
+        info=True,
+    ),
     "updates_skipped": Planted("DD1102", EVERYBODY, "--scale --overflow-every=4", "--scale --clip=unscaled"),
     "clipped_while_scaled": Planted("DD1104", EVERYBODY, "--scale --clip=scaled", "--scale --overflow-every=40"),
     "workers_wait_for_storage": loader("DD130", CULPRIT, "--one-rank --read-ms=300", "--read-ms=10 --step-ms=200"),
