@@ -14,7 +14,7 @@ from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import told_one
+from ddiag.capture.door import callback
 from ddiag.capture.hooks import device_times, labels
 from ddiag.capture.hooks.c10d_ops import hook_operations
 from ddiag.capture.hooks.device_times import Begun
@@ -146,8 +146,8 @@ class HookedGroup:
         self._has_transfers = False
         self._hooked = False
         self._tier = tier
-        self._before = told_one(f"pre_hook {name}", self._begins)
-        self._after = told_one(f"post_hook {name}", self._issued)
+        self._before = callback(f"pre_hook {name}", self._begins)
+        self._after = callback(f"post_hook {name}", self._issued)
 
     def _begins(self, call: Any) -> None:
         """Before the kernel. One function, since each call costs more here than most of what it does."""

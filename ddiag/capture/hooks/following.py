@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import DOOR
+from ddiag.capture.door import callback
 from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.ring import RingWriter
@@ -92,7 +92,19 @@ def _drain(ids: Collection[int], limit_s: float) -> None:
         time.sleep(0.001)
 
 
-_HOOK = DOOR.hook("collective.done")
+def _over(call: tuple[RingWriter, int, Any]) -> None:
+    """As little as can be: the thread that issues the next collective waits until this one lets go of the GIL."""
+    ring, token, future = call
+    state = _DONE
+    try:
+        future.value()
+    except RuntimeError:
+        state = _FAILED
+    now = ring.words[LIVE_PROGRESS] = now_ns()
+    ring.complete(token, now, state)
+
+
+_done = callback("collective.done", _over)
 
 
 class Told:
@@ -113,18 +125,7 @@ class Told:
         held.add(id(self))
 
     def __call__(self, future: Any) -> None:
-        """As little as can be: the thread that issues the next collective waits until this one lets go of the GIL."""
-        try:
-            state = _DONE
-            try:
-                future.value()
-            except RuntimeError:
-                state = _FAILED
-            ring, now = self._ring, now_ns()
-            ring.words[LIVE_PROGRESS] = now
-            ring.complete(self._token, now, state)
-        except Exception as error:  # noqa: BLE001 - this is the door
-            DOOR.failed(_HOOK, error)
+        _done((self._ring, self._token, future))
 
     def __del__(self) -> None:
         self._held.discard(id(self))

@@ -63,15 +63,16 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = original(work, *args, **kwargs)
         except BaseException:
-            finish(active, work, began, False)
+            finish((active, work, began, False))
             raise
-        finish(active, work, began, result is not False)
+        finish((active, work, began, result is not False))
         return result
 
     return wait
 
 
-def _finish(active: recorder.Recorder, work: Any, began: int, ok: bool) -> None:
+def _finish(wait: tuple[recorder.Recorder, Any, int, bool]) -> None:
+    active, work, began, ok = wait
     if native_waited is not None:
         native_waited(work, began, ok)
         return
