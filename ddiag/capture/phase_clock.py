@@ -13,6 +13,7 @@ from ddiag.capture.ring import END_WORD, HEADER_WORDS, RECORD_WORDS, STATE_WORD,
 from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Flag, Kind, Phase, State
 from ddiag.schema.ring import (
+    HEAD,
     LIVE_MICRO_STEP,
     LIVE_PHASE,
     LIVE_PHASE_SINCE,
@@ -42,9 +43,10 @@ class PhaseClock:
     def __init__(self, ring: RingWriter, began_ns: int) -> None:
         self.ring = ring
         self._bind_ring()
-        self._thread = get_ident()
+        self.thread = get_ident()
+        """Python's number of the training thread."""
         self.tid = threading.get_native_id()
-        """Native id of the training thread."""
+        """Its native id."""
         self._own = threading.local()
         self.step = 0
         self.current_phase = _NONE
@@ -71,18 +73,23 @@ class PhaseClock:
         Only the training thread's phases count for the step; those of other threads are records and nothing else.
         """
         now = now_ns()
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             return self._phase_record(phase, now, now, 0, 0, _OPEN, label_id, self._tid())
         if self._untouched:
             self._begin_first_step(now)
         totals = self.totals
         totals.phase_ns[self.current_phase] += now - self._since
+        # ``ring.begin`` by hand: between a step's kernels, caches cold, a call costs more than what it does.
+        words, token = self._words, self._next()
+        word = HEADER_WORDS + token % self._capacity * RECORD_WORDS
+        words[word] = 0
         # fmt: off
-        token = self._begin(
-            _PHASE, phase, 0, NO_NAME, label_id, self.step, phase, NO_DTYPE, -1, -1, now, now, 0, 0, 0, self.tid, 0.0,
-            _OPEN, self.micro_step,
+        self._pack(
+            self._map, (word << 3) + 8, _PHASE, phase, 0, NO_NAME, label_id, self.step, phase, NO_DTYPE, -1, -1,
+            now, now, 0, 0, 0, self.tid, 0.0, _OPEN, self.micro_step,
         )
         # fmt: on
+        words[word] = words[HEAD] = token + 1
         stack = self._open
         if len(stack) >= _DEEPEST:
             stack.clear()
@@ -93,7 +100,6 @@ class PhaseClock:
             self._forward_seen = True
         elif phase in _STEP_FLAGS:
             totals.flags |= _STEP_FLAGS[phase]
-        words = self._words
         words[LIVE_PHASE] = phase
         words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
         totals.mark_ns += now_ns() - now
@@ -111,7 +117,7 @@ class PhaseClock:
         if token < 0:
             return
         now = now_ns()
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             self.ring.complete(token, now, _FAILED if failed else _DONE)
             return
         totals, stack, words = self.totals, self._open, self._words
@@ -123,7 +129,7 @@ class PhaseClock:
             self._unwind(token)
         words[LIVE_PHASE] = self.current_phase = stack[-1][1] if stack else _NONE
         words[LIVE_PHASE_SINCE] = words[LIVE_PROGRESS] = now
-        # ``ring.complete`` by hand: between a step's kernels, caches cold, a call costs more than what it does.
+        # ``ring.complete`` by hand.
         word = HEADER_WORDS + token % self._capacity * RECORD_WORDS
         if words[word] == token + 1:
             words[word + END_WORD] = now
@@ -137,7 +143,7 @@ class PhaseClock:
 
     def in_phase(self, phase: int) -> bool:
         """The training thread (asked from it) is in *phase*, at whatever depth; other threads: never."""
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             return False
         # No generator: this is asked at every mark, and the stack is a few phases deep.
         for _, one in self._open:  # noqa: SIM110
@@ -151,7 +157,7 @@ class PhaseClock:
         return not self._untouched
 
     def on_training_thread(self) -> bool:
-        return get_ident() == self._thread
+        return get_ident() == self.thread
 
     def _unwind(self, token: int) -> None:
         """Close what was left open inside the phase of *token*, and it."""
@@ -174,7 +180,7 @@ class PhaseClock:
 
     def begin_backward(self) -> int | None:
         """The token for :meth:`end_backward`; None inside another backward (recomputation), or on another thread."""
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             return None
         if self._open:
             if self.in_phase(_BACKWARD):
@@ -217,7 +223,7 @@ class PhaseClock:
 
     def begin_forward(self, *, grad: bool, training: bool) -> int | None:
         """The outermost module that marks itself is called; None when that is part of something else."""
-        if get_ident() != self._thread or (self._open and (self.in_phase(_FORWARD) or self.in_phase(_BACKWARD))):
+        if get_ident() != self.thread or (self._open and (self.in_phase(_FORWARD) or self.in_phase(_BACKWARD))):
             return None
         if not grad and not training:
             if not self._open:
@@ -247,7 +253,7 @@ class PhaseClock:
 
     def _adopt_thread(self) -> None:
         """Training runs on another thread than the one that activated us."""
-        self._thread = get_ident()
+        self.thread = get_ident()
         self.tid = threading.get_native_id()
         self._open.clear()
         self.current_phase = _NONE
@@ -269,6 +275,7 @@ class PhaseClock:
         """What is called at every mark, found once."""
         ring = self.ring
         self._words, self._begin, self._capacity = ring.words, ring.begin, ring.capacity
+        self._map, self._pack, self._next = ring.memory, ring.pack, ring.next
 
 
 class PhaseSpan:

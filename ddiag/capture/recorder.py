@@ -85,7 +85,7 @@ class Recorder(StepClock):
         # fmt: off
         return self._begin(
             _COLLECTIVE, op, flags, group_id, label_id, self.step, self.current_phase, dtype, peer, seq, now, now, 0,
-            bytes_in, bytes_out, self.tid if get_ident() == self._thread else self._tid(), 0.0, _OPEN, self.micro_step,
+            bytes_in, bytes_out, self.tid if get_ident() == self.thread else self._tid(), 0.0, _OPEN, self.micro_step,
         )
         # fmt: on
 
@@ -105,7 +105,7 @@ class Recorder(StepClock):
 
     def waited_for(self, began_ns: int, ended_ns: int, *, ok: bool = True) -> None:
         """The calling thread waited for communication; only the training thread's waits count for the step."""
-        if get_ident() == self._thread:
+        if get_ident() == self.thread:
             self.totals.comm_wait_ns += ended_ns - began_ns
         # fmt: off
         self._begin(

@@ -53,13 +53,13 @@ class RingWriter:
     """One process's ring. A *token* is the number of a record; -1 is the token of a record that was not taken."""
 
     def __init__(self, memory: mmap.mmap, header: RingHeader) -> None:
-        self._map = memory
+        self.memory = memory
         self.capacity = header.capacity
         self.words = memoryview(memory).cast("q")
         """The whole file as 64-bit words; live words by ``layout.LIVE_*``."""
         self._halves = memoryview(memory).cast("I")
-        self._pack = layout.BODY.pack_into
-        self._next = itertools.count().__next__
+        self.pack = layout.BODY.pack_into
+        self.next = itertools.count().__next__
         packed = layout.pack_header(header)
         memory[: len(packed)] = packed
 
@@ -108,14 +108,14 @@ class RingWriter:
         /,
     ) -> int:
         """Take a slot and fill it; its token."""
-        index = self._next()
+        index = self.next()
         slot = index % self.capacity
         word = HEADER_WORDS + slot * RECORD_WORDS
         words = self.words
         words[word] = 0
         # fmt: off
-        self._pack(
-            self._map, (word << 3) + 8, kind, op, flags, group, label, step, phase, dtype, peer, seq, enqueue_ns,
+        self.pack(
+            self.memory, (word << 3) + 8, kind, op, flags, group, label, step, phase, dtype, peer, seq, enqueue_ns,
             start_ns, end_ns, bytes_in, bytes_out, thread, value, state, micro_step,
         )
         # fmt: on
@@ -166,9 +166,9 @@ class RingWriter:
 
     def detach(self) -> None:
         """From now on write into private memory: in a forked child the file is its parent's."""
-        self._map = mmap.mmap(-1, len(self._map))
-        self.words = memoryview(self._map).cast("q")
-        self._halves = memoryview(self._map).cast("I")
+        self.memory = mmap.mmap(-1, len(self.memory))
+        self.words = memoryview(self.memory).cast("q")
+        self._halves = memoryview(self.memory).cast("I")
 
     @property
     def head(self) -> int:

@@ -79,7 +79,7 @@ class StepClock(PhaseClock):
 
         Steps nest: GradScaler.step and ZeroRedundancyOptimizer call another optimizer; only the outermost counts.
         """
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             self._adopt_thread()
             self._optimizers.clear()
         if len(self._optimizers) >= _DEEPEST:
@@ -179,9 +179,11 @@ class StepClock(PhaseClock):
         self._since = now
 
     def _close_step(self, now: int) -> None:
-        self._account(now)
+        totals = self.totals
+        totals.phase_ns[self.current_phase] += now - self._since  # as :meth:`_account` does
+        self._since = now
         self._sample_step(now)
-        self._write_step(self.totals, self.step, now)
+        self._write_step(totals, self.step, now)
         self._start_next(now)
 
     def _start_next(self, now: int) -> None:

@@ -25,7 +25,7 @@ SLOWER = 1.5
 """How many times the usual duration is slow."""
 _USUAL_STEPS, _SLOW_STEPS = 40, 8
 _NOTICE_S = 2.0
-"""Ranks look for requests twice a second; a folder on a slow file system takes longer to show one."""
+"""Ranks look for requests once a second; a folder on a slow file system takes longer to show one."""
 _EXPLAINED = StepFlag.EVALUATION | StepFlag.CHECKPOINT | StepFlag.COMPILED | StepFlag.PROFILED
 """Steps that are longer for a reason that is known without a profile."""
 

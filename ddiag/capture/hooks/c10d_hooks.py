@@ -9,40 +9,26 @@ collectives are issued by other threads keeps its hooks, which then return at on
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import callback
-from ddiag.capture.hooks import device_times, labels
+from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_ops import hook_operations
-from ddiag.capture.hooks.device_times import Begun
-from ddiag.capture.hooks.following import Sequence, follow
-from ddiag.capture.hooks.labels import label_of
+from ddiag.capture.hooks.hooked_group import HookedGroup
 from ddiag.capture.hooks.sampling import Share
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.steps import StepTotals
-from ddiag.schema.phases import Flag, Op, Phase
-from ddiag.schema.ring import NO_DTYPE
+from ddiag.schema.phases import Flag
 from ddiag.schema.steps import UNKNOWN
 
-HOOK_ID = 0xDD1A6
-HOOK_NS = 20_000
-"""What the two hooks of a collective cost around our own code: the GIL, wrapping, cold caches."""
+HOOK_NS = 23_000
+"""What the two hooks of a collective cost around our own code before it: the GIL, wrapping, cold caches, and our code
+after it."""
 FOLLOW_NS = 40_000
 """What following one end costs beyond our own code: the wake-up of a thread that takes the GIL."""
-_ASYNC, _SAMPLED, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.SAMPLED), int(Flag.END_UNKNOWN)
-_BACKWARD = int(Phase.BACKWARD)
-_BARRIER, _SEND, _RECV = int(Op.BARRIER), int(Op.SEND), int(Op.RECV)
-_IN_PLACE = (int(Op.ALL_REDUCE), int(Op.BROADCAST), int(Op.REDUCE))
-"""Torch shows their tensors as input alone."""
-_ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _SEND, _RECV)
-
-
-Issuing = tuple[int, int, bool, "Begun | None"]
-"""token, op, on the host, its begin on a device"""
+_SAMPLED = int(Flag.SAMPLED)
 
 
 class HooksTier:
@@ -58,13 +44,14 @@ class HooksTier:
         self.spent_ns = self.calls = self.followed = 0
         """In the running step: time of our own code, calls, and calls whose end is told."""
         self._groups: list[HookedGroup] = []
-        self._dtypes: dict[Any, int] = {}
+        self.dtypes: dict[Any, int] = {}
+        """Our numbers of torch's."""
         self.ops = hook_operations(sys.modules["torch"]._C._distributed_c10d.HookOpName)
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
         self.active, self.device = active, device_times.current
-        self._dtypes.clear()
+        self.dtypes.clear()
         self.sampled = self.spent_ns = self.calls = self.followed = 0
         self.look(True)
         active.at_step_end("pg_hooks", self.step_ended)
@@ -118,133 +105,9 @@ class HooksTier:
             active.facts.write("tier", tier=SAMPLED_NAME, since_step=upcoming, **sampled_sees())
 
     def dtype(self, active: Recorder, dtype: Any) -> int:
-        found = self._dtypes.get(dtype)
-        if found is None:
-            found = self._dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
+        """The number of a torch.dtype that :attr:`dtypes` does not know yet."""
+        found = self.dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
         return found
-
-
-def _size(tensors: list[Any]) -> int:
-    if len(tensors) == 1:
-        return int(tensors[0].nbytes)
-    return sum(one.nbytes for one in tensors)
-
-
-class HookedGroup:
-    """One process group."""
-
-    def __init__(self, tier: HooksTier, group: Any, name: str, number: int) -> None:
-        self.group = weakref.ref(group)
-        self.number = number
-        self.numbered_by_torch = False
-        """Since a step was not looked at, our own count is no longer right."""
-        self.shared = False
-        """Other threads issue its collectives as well: its hooks must stay."""
-        self.issuing: dict[int, Issuing] = {}
-        """By torch's number of the operation, between the two hooks."""
-        self._sequence = Sequence(begun_at=_torch_count(group))
-        self._has_transfers = False
-        self._hooked = False
-        self._tier = tier
-        self._before = callback(f"pre_hook {name}", self._begins)
-        self._after = callback(f"post_hook {name}", self._issued)
-
-    def _begins(self, call: Any) -> None:
-        """Before the kernel. One function, since each call costs more here than most of what it does."""
-        tier = self._tier
-        active = tier.active
-        if active is None or active is not recorder.current:
-            return
-        if active.current_phase != _BACKWARD and not active.on_training_thread():
-            self.shared = True
-        if not tier.looking:
-            return
-        began = now_ns()
-        op = tier.ops[int(call.name)]
-        if op < 0:
-            return
-        given = call.input_tensors
-        taken = given if op in _IN_PLACE else call.output_tensors
-        tensor = given[0] if given else taken[0] if taken else None
-        context = labels.context
-        flags = context.flags | tier.sampled
-        if call.async_op:
-            flags |= _ASYNC
-        host, begun = True, None
-        if tensor is not None and not tensor.is_cpu:
-            host = False
-            flags |= _END_UNKNOWN
-            begun = None if tier.device is None else tier.device.begin(tensor.device)
-        bytes_in = bytes_out = 0
-        dtype = NO_DTYPE
-        if op != _BARRIER:
-            bytes_in = 0 if op == _RECV else given[0].nbytes if len(given) == 1 else _size(given)
-            bytes_out = bytes_in if taken is given else 0 if op == _SEND else _size(taken)
-            if tensor is not None:
-                dtype = tier.dtype(active, tensor.dtype)
-        peer = call.root if op in _ROOTED else -1
-        label = context.label
-        if label < 0 or context.plan:
-            label = label_of(op, self.number, active.current_phase, bytes_in)
-        seq = self.seq(op, peer)
-        token = active.begin_collective(op, self.number, label, flags, bytes_in, bytes_out, dtype, peer, seq)
-        self.issuing[call.op_id] = (token, op, host, begun)
-        tier.spent_ns += now_ns() - began
-
-    def _issued(self, call: Any) -> None:
-        """After the kernel."""
-        issuing = self.issuing.pop(call.op_id, None)
-        tier = self._tier
-        active = tier.active
-        if issuing is None or active is None:
-            return
-        began = now_ns()
-        tier.calls += 1
-        token, op, host, begun = issuing
-        if host:
-            tier.followed += 1
-            follow(active, token, call.work, op, self.number)
-        else:
-            active.issued(token)
-            if begun is not None and tier.device is not None:
-                tier.device.follow(token, begun, call.work)
-        tier.spent_ns += now_ns() - began
-
-    def seq(self, op: int, peer: int) -> int:
-        """The number of a call that is about to be issued; -1 where nobody has kept count.
-
-        Gloo's own count includes sends and receives, so that of a group with any differs between ranks.
-        """
-        transfer = op in (_SEND, _RECV)
-        self._has_transfers |= transfer
-        if not self.numbered_by_torch:
-            return self._sequence.next(op, peer)
-        if transfer or self._has_transfers:
-            return -1
-        count = _torch_count(self.group())
-        return count + 1 if count >= 0 else -1
-
-    def hook(self) -> None:
-        group = self.group()
-        if group is not None and not self._hooked:
-            self._hooked = True
-            group.register_pre_hook(HOOK_ID, self._before)
-            group.register_post_hook(HOOK_ID, self._after)
-
-    def unhook(self) -> None:
-        group = self.group()
-        if group is not None and self._hooked and not self.shared:
-            self._hooked = False
-            group.unregister_pre_hook(HOOK_ID)
-            group.unregister_post_hook(HOOK_ID)
-
-
-def _torch_count(group: Any) -> int:
-    """Collectives the group has seen; -1 of a backend that does not count."""
-    try:
-        return int(group._get_sequence_number_for_group())
-    except RuntimeError:
-        return -1
 
 
 _tier: HooksTier | None = None

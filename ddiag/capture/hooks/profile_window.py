@@ -1,6 +1,6 @@
 """Records some steps with torch.profiler, on all ranks the same ones, because somebody asked for it.
 
-The request lies in the run folder (:mod:`ddiag.schema.profile`) and is looked for when a step ends, at most twice a
+The request lies in the run folder (:mod:`ddiag.schema.profile`) and is looked for when a step ends, at most once a
 second. A profiler of the user's goes first: a window does not begin while one runs, and is given up when one starts.
 """
 
@@ -23,7 +23,7 @@ from ddiag.schema.phases import Mark
 from ddiag.schema.profile import ProfileRequest, read_request, request_file, trace_file
 from ddiag.schema.steps import StepFlag
 
-_LOOK_EVERY_NS = 500_000_000
+_LOOK_EVERY_NS = 10**9
 _STARTERS = ("_prepare_profiler", "_enable_profiler")
 """What every way to start a profiler goes through, in ``torch.autograd.profiler``."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 FIRST_STEPS = 6
 """Always looked at: they show how the job communicates, and are slow anyway."""
-BUDGET = 0.003
+BUDGET = 0.0025
 """Mean share of the step time."""
 MOST = 4096
 

@@ -15,15 +15,15 @@ from tests.unit.capture.reading import live, steps_of
 
 
 def test_a_slow_mark_is_in_the_overhead_of_its_step(active: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = active.ring.begin
+    pack = active.ring.pack
 
-    def slow(*fields: int) -> int:
+    def slow(*fields: int) -> None:
         time.sleep(0.004)
-        return begin(*fields)
+        pack(*fields)
 
     active.leave(active.enter(Phase.INPUT))
     active.engine_step()
-    monkeypatch.setattr(active, "_begin", slow)
+    monkeypatch.setattr(active, "_pack", slow)
     active.leave(active.enter(Phase.INPUT))
     active.leave(active.enter(Phase.INPUT))
     monkeypatch.undo()
