@@ -58,7 +58,7 @@ def test_without_the_deciding_evidence_it_says_so(name: str, tmp_path: Path) -> 
     diagnosis = _diagnose(SCENARIOS[name].job, tmp_path)
     assert not _alarms(diagnosis)
     assert diagnosis.verdict.status is Status.INCONCLUSIVE
-    assert "missing" in diagnosis.verdict.headline
+    assert "left no evidence" in diagnosis.verdict.headline
 
 
 @pytest.mark.parametrize("flavour", ["cuda_old", "rocm", "cpu"])
