@@ -74,8 +74,8 @@ PLANTED = {
     "memory_creep": Planted(
         "DD603",
         EVERYBODY,
-        "--width=256 --steps=120 --keep-mb=8",
-        "--width=256 --steps=120 --keep-mb=8 --forget-every=4",
+        "--width=1024 --layers=4 --steps=120 --keep-mb=8",
+        "--width=1024 --layers=4 --steps=120 --keep-mb=8 --forget-every=4",
     ),
     "checkpoint_every_step": Planted(
         "DD207",
