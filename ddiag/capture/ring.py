@@ -54,6 +54,7 @@ class RingWriter:
 
     def __init__(self, memory: mmap.mmap, header: RingHeader) -> None:
         self.memory = memory
+        """With ``pack`` and ``next``: for who begins records by hand, see :meth:`PhaseClock.enter`."""
         self.capacity = header.capacity
         self.words = memoryview(memory).cast("q")
         """The whole file as 64-bit words; live words by ``layout.LIVE_*``."""

@@ -179,11 +179,9 @@ class StepClock(PhaseClock):
         self._since = now
 
     def _close_step(self, now: int) -> None:
-        totals = self.totals
-        totals.phase_ns[self.current_phase] += now - self._since  # as :meth:`_account` does
-        self._since = now
+        self._account(now)
         self._sample_step(now)
-        self._write_step(totals, self.step, now)
+        self._write_step(self.totals, self.step, now)
         self._start_next(now)
 
     def _start_next(self, now: int) -> None:

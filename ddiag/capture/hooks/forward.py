@@ -7,7 +7,6 @@ and hooks on one module are copied and pickled with it. Its forward is inferred 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,20 +17,11 @@ from ddiag.capture.hooks import ddp
 from ddiag.capture.hooks.spans import Token, leave
 from ddiag.capture.patches import Patches
 
-
-def _on() -> bool:
-    return True
-
-
-_torch_grad: Callable[[], bool] = _on
-"""``torch.is_grad_enabled`` once there is torch."""
 _root: dict[int, Token] = {}
 """FSDP2: the open forward of a root state, by its identity."""
 
 
 def install(module: ModuleType, patches: Patches) -> None:
-    global _torch_grad
-    _torch_grad = sys.modules["torch"].is_grad_enabled
     for name, before in (("DistributedDataParallel", _replica_before), ("FullyShardedDataParallel", _before)):
         owner = vars(module).get(name)
         if owner is not None and owner.__module__ == module.__name__:
@@ -50,19 +40,15 @@ def _before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
     active = recorder.current
     if active is None:
         return None
-    token = active.begin_forward(grad=_torch_grad(), training=args[0].training)
+    token = active.begin_forward(grad=sys.modules["torch"].is_grad_enabled(), training=args[0].training)
     return None if token is None else (active, token)
 
 
-def _replica_before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Token | None:
-    active, module = recorder.current, args[0]
-    if active is None:
-        return None
-    grad = _torch_grad()
-    token = active.begin_forward(grad=grad, training=module.training)
-    if grad:
-        ddp.forward_begins(active, module)
-    return None if token is None else (active, token)
+def _replica_before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token | None:
+    token, active = _before(args, kwargs), recorder.current
+    if active is not None and sys.modules["torch"].is_grad_enabled():
+        ddp.forward_begins(active, args[0])
+    return token
 
 
 def _state_before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

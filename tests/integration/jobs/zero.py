@@ -9,6 +9,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from account import Account
+from zero_loop import train
 
 STAGE, OFFLOAD, STEPS, SUMS = int(sys.argv[2]), sys.argv[3] == "offload", int(sys.argv[4]), sys.argv[5]
 PASSES, LAYERS, WIDTH = 2, 5, 128
@@ -50,13 +51,7 @@ def main() -> None:
     elements = sum(one.numel() for one in model.parameters())
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config())
     account = Account()
-    for number in range(PASSES * STEPS):
-        loss = engine(torch.randn(4, WIDTH, dtype=torch.bfloat16)).float().pow(2).mean()
-        engine.backward(loss)
-        engine.step()
-        if number % PASSES == PASSES - 1:
-            account.step_ended()
-    account.logged()
+    train(engine, account, steps=STEPS, passes=PASSES, width=WIDTH)
     account.more = {"global_steps": engine.global_steps, "elements": elements, **parts(engine.optimizer)}
     account.write()
     dist.destroy_process_group()

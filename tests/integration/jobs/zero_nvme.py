@@ -13,6 +13,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from account import Account
+from zero_loop import train
 
 SWAPS, PARAM, OPTIMIZER, PIPELINE = sys.argv[2], sys.argv[3], sys.argv[4], len(sys.argv) > 5
 STEPS, PASSES, LAYERS, WIDTH = 3, 2, 3, 1024
@@ -68,14 +69,8 @@ def main() -> None:
     optimizer, account = engine.optimizer, Account()
     read = timed(optimizer, "_optimizer_states_and_gradient_swap_in")
     written = timed(optimizer, "_optimizer_states_and_gradient_swap_out")
-    for number in range(PASSES * STEPS):
-        loss = engine(torch.randn(4, WIDTH, dtype=torch.bfloat16)).float().pow(2).mean()
-        engine.backward(loss)
-        engine.step()
-        if number % PASSES == PASSES - 1:
-            account.step_ended()
+    train(engine, account, steps=STEPS, passes=PASSES, width=WIDTH)
     groups = optimizer.fp16_groups
-    account.logged()
     account.more = {
         "read_ms": read,
         "written_ms": written,

@@ -151,3 +151,31 @@ def test_a_mark_costs_about_a_microsecond(active: Recorder, what: str) -> None:
         best = min(best, (time.thread_time_ns() - began) / each)
     print(f"{what}: {best:.0f} ns begun and ended")
     assert best < 8000
+
+
+def test_a_sampler_is_called_again_when_it_asked_for_that(active: Recorder) -> None:
+    each: list[int] = []
+    once: list[int] = []
+
+    def far_off(totals: StepTotals) -> int:
+        once.append(totals.start_ns)
+        return time.monotonic_ns() + 10**12
+
+    active.at_step_end("once", far_off)
+    active.engine_step()
+    active.engine_step()
+    assert len(once) == 1
+    active.at_step_end("each", lambda totals: each.append(totals.start_ns))
+    active.engine_step()
+    active.engine_step()
+    assert (len(once), len(each)) == (1, 2)
+
+
+def test_what_was_counted_outside_before_training_is_no_part_of_the_first_step(active: Recorder) -> None:
+    active.counted_outside = True
+    active.ring.words[COUNTED_CALLS] = 7
+    active.leave(active.enter(Phase.FORWARD))
+    active.ring.words[COUNTED_CALLS] = 9
+    active.engine_step()
+    (step,) = steps_of(active.files)
+    assert step.comm_count == 2
