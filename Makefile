@@ -88,7 +88,8 @@ test: .venv/stamp .venv-hta/stamp lint
 test-long: .venv/stamp .venv-hta/stamp
 	@tools/get_chromium
 	@$(KERNEL)
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup $(RERUN) -m long --timeout 1800
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadgroup -m long --timeout 1800 --ignore tests/integration
+	$(BIN)/python -m pytest -q $(RERUN) -m long --timeout 1800 tests/integration
 
 bench: .venv/stamp .venv-hta/stamp
 	$(BIN)/python -m tools.bench_ingest

@@ -132,6 +132,8 @@ ALONE = (
     "`ddiag run` on hosts that nobody else uses, with a CPU for every busy thread of the job (OMP_NUM_THREADS, "
     "num_workers, --numa-binding)"
 )
+MEASURED = "`ddiag run` around the launch command: it samples the CPUs of each host"
+UNMEASURED = "whether it had to share its CPUs with others was not measured"
 
 
 @dataclass(frozen=True)
@@ -175,18 +177,22 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
     """The finding that one rank is late for the story's reason, if one is."""
     facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
     found = late_rank(facts, budget, late, warning=limits.wait_share, critical=limits.critical_share)
-    if found is None or found.cause != story.cause or costs_nothing(budget, found.rank, found.ms_per_step):
+    if found is None or found.cause != story.cause or costs_nothing(budget, (found.rank,), found.ms_per_step):
         return
-    starving = _starving(facts, budget, signals.get(HostLoad), found, limits) if story.like_starving else ""
-    if starving:
-        yield Abstain(f"rank {found.rank} arrives last, but {starving}", ALONE)
+    load = signals.get(HostLoad) if story.like_starving else None
+    unmeasured = story.like_starving and facts.device_kind == "cpu" and load is None
+    abstains = _starving(facts, budget, load, found, limits)
+    if unmeasured and found.confidence is not Confidence.HIGH:
+        abstains = Abstain(f"rank {found.rank} arrives last, but {UNMEASURED}", MEASURED)
+    if abstains:
+        yield abstains
         return
     own = (difference(found.row, column, label) for column, label in story.compare)
     yield Finding(
         title=f"rank {found.rank} arrives last {story.because}; the others wait "
         f"{found.ms_per_step:.1f} ms per step ({found.share:.0%})",
         severity=found.severity,
-        confidence=found.confidence,
+        confidence=Confidence.MEDIUM if unmeasured else found.confidence,
         culprits=found.culprits,
         victims=found.victims,
         evidence=(*found.evidence, *(row for row in own if row is not None)),
@@ -194,18 +200,20 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
         verify=story.verify,
         cost=found.cost,
         why=story.why,
-        doubt=doubts(facts, *((late.note,) if late.note else ()), story.doubt),
+        doubt=doubts(facts, *((late.note,) if late.note else ()), UNMEASURED if unmeasured else "", story.doubt),
     )
 
 
-def _starving(facts: JobFacts, budget: StepBudget, load: HostLoad | None, found: LateRank, limits: LateLimits) -> str:
-    """Why this rank may be late for want of a CPU rather than by its own work; empty when it may not."""
+def _starving(
+    facts: JobFacts, budget: StepBudget, load: HostLoad | None, found: LateRank, limits: LateLimits
+) -> Abstain | None:
+    """What is said of a rank that may be late for want of a CPU rather than by its own work."""
     crowd = contended(facts, load, runnable=limits.contended_runnable, waiting=limits.contended_waiting)
     if not crowd or load is None:
-        return ""
+        return None
     peers = sorted(ms for rank, ms in load.cpu_ms.items() if rank != found.rank)
     if found.rank not in load.cpu_ms or not peers:
-        return f"its CPU time is not known, and {crowd}"
+        return Abstain(f"rank {found.rank} arrives last, but its CPU time is not known, and {crowd}", ALONE)
     usual_ms = peers[len(peers) // 2]
     more_ms = load.cpu_ms[found.rank] - usual_ms
     longer_ms = max(float(found.row["compute_ms"] or 0.0), 0.0) or found.ms_per_step
@@ -213,8 +221,12 @@ def _starving(facts: JobFacts, budget: StepBudget, load: HostLoad | None, found:
     if usual_ms > 0 and more_ms >= limits.own_cpu * usual_ms:
         stretched = max(_peers_compute_ms(budget, found.rank) / usual_ms, 1.0)
     if more_ms * stretched >= limits.own_work * longer_ms:
-        return ""
-    return f"uses only {max(more_ms, 0.0):.1f} ms more CPU time per step for {longer_ms:.1f} ms more, and {crowd}"
+        return None
+    return Abstain(
+        f"rank {found.rank} arrives last, but uses only {max(more_ms, 0.0):.1f} ms more CPU time per step for "
+        f"{longer_ms:.1f} ms more, and {crowd}",
+        ALONE,
+    )
 
 
 def _peers_compute_ms(budget: StepBudget, rank: int) -> float:

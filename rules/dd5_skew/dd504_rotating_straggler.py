@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from ddiag.model.signals import HostLoad, JobFacts, LateRanks, PythonOverhead, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Evidence, Finding, Rule, View
 from ddiag.rulekit.cost import severity_for, step_cost
+from ddiag.rulekit.hidden_waiting import costs_nothing
 from ddiag.rulekit.skew import ALONE, contended, several_ranks
 
 RULE = Rule(
@@ -43,6 +44,8 @@ RULE = Rule(
 class Limits:
     wait_share: float = 0.08
     """Waiting / step for a finding; some jitter is always there."""
+    wait_ms: float = 1.0
+    """Waiting per step below which the scheduler alone does it, however short the step."""
     critical_share: float = 0.30
     """From here it is the first thing to fix."""
     steps: int = 3
@@ -56,6 +59,8 @@ class Limits:
 def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
     if late.persistent_rank is not None or not late.rotating or late.wait_share < limits.wait_share:
+        return
+    if late.wait_ms_per_step < limits.wait_ms or costs_nothing(budget, (), late.wait_ms_per_step):
         return
     if budget.n_steps < limits.steps:
         yield Abstain(f"only {budget.n_steps} steady step(s): rotation cannot be told from chance", RULE.capture)

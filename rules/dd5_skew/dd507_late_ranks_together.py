@@ -24,6 +24,7 @@ import polars as pl
 from ddiag.model.signals import JobFacts, LateRanks, StepBudget
 from ddiag.rulekit import Abstain, Confidence, Culprits, Evidence, Finding, Rule, View
 from ddiag.rulekit.cost import name_ranks, severity_for, step_cost
+from ddiag.rulekit.hidden_waiting import costs_nothing
 from ddiag.rulekit.skew import LateLimits, several_ranks
 
 RULE = Rule(
@@ -51,7 +52,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     blame_share = min(float(own["blame_share"].sum()), 1.0)
     cost_ms = late.wait_ms_per_step * blame_share
     share = cost_ms / budget.step_ms
-    if share < limits.wait_share:
+    if share < limits.wait_share or costs_nothing(budget, late.late_together, cost_ms):
         return
     hosts = _their_own_hosts(facts, late.late_together)
     who = name_ranks(late.late_together)

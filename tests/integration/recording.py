@@ -149,7 +149,7 @@ def record(
         check=False,
     )
     output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-6000:]
+    assert done.returncode == 0, f"the recorded {job} ended with {done.returncode}:\n{output[-6000:]}"
     found = [_rank(files, own) for files in find_processes(run)]
     assert {one.files.rank for one in found} == set(range(ranks)), "every rank was seen"
     return Recording(run, tuple(sorted(found, key=lambda one: one.files.rank)), output)

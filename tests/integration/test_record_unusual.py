@@ -32,7 +32,7 @@ def without(folder: Path, job: str, python: str = sys.executable) -> list[dict[s
     command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(JOBS / f"{job}.py")]
     given = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, str(folder)], env=given, capture_output=True, text=True, timeout=160, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, f"{job} without a recorder ended with {done.returncode}:\n{done.stderr[-4000:]}"
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

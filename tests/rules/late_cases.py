@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from ddiag.rulekit import Confidence, Severity
-from tests.rules.checking import evidence, findings, the_finding
+from ddiag.rulekit import Abstain, Confidence, Severity
+from tests.rules.checking import check, evidence, findings, the_finding
 
 CAUSES = ("compute", "device", "input", "host", "unknown")
 VALUES = {"compute_ms": 38.0, "input_ms": 38.0, "host_ms": 38.0, "kernel_slowdown": 1.3}
@@ -78,3 +78,29 @@ class LateRankCases:
 
     def test_alone_nobody_is_late(self) -> None:
         assert findings(self.rule_id, job_facts={"ranks": (0,)}) == []
+
+
+ON_CPUS = {"device_kind": "cpu"}
+
+
+class StarvingCases(LateRankCases):
+    """Rules whose late rank may as well have been without a CPU."""
+
+    def test_unknown_load_of_a_cpu_job_is_a_doubt(self) -> None:
+        found = the_finding(self.rule_id, late_ranks=self.late(), job_facts=ON_CPUS, host_load=None)
+        assert found.confidence is Confidence.MEDIUM
+        assert "share its CPUs" in found.doubt
+
+    def test_unknown_load_and_little_repetition_name_nobody(self) -> None:
+        (said,) = check(self.rule_id, late_ranks=self.late(p_value=0.2), job_facts=ON_CPUS, host_load=None)
+        assert isinstance(said, Abstain)
+        assert "ddiag run" in said.capture
+
+    def test_a_crowded_host_of_a_cpu_job_names_nobody(self) -> None:
+        load = {"runnable_per_cpu": 3.0, "waiting_share": 0.5}
+        (said,) = check(self.rule_id, late_ranks=self.late(), job_facts=ON_CPUS, host_load=load)
+        assert isinstance(said, Abstain)
+        assert "3.0 threads want to run per CPU" in said.reason
+
+    def test_the_load_of_hosts_says_nothing_of_devices(self) -> None:
+        assert the_finding(self.rule_id, late_ranks=self.late(), host_load=None).confidence is Confidence.HIGH

@@ -1,7 +1,7 @@
-from tests.rules.late_cases import LateRankCases
+from tests.rules.late_cases import StarvingCases
 
 
-class TestDD501(LateRankCases):
+class TestDD501(StarvingCases):
     rule_id = "DD501"
     cause = "compute"
     column = "compute_ms"

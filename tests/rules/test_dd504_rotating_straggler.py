@@ -20,6 +20,20 @@ def test_ordinary_jitter_is_quiet() -> None:
     assert findings("DD504", late_ranks={**ROTATING, "wait_ms_per_step": 10.0}) == []
 
 
+def test_jitter_of_very_short_steps_is_quiet() -> None:
+    short = {"host_ms": 0.0, "sync_ms": 0.0, "step_ms": 7.0}
+    assert (
+        findings("DD504", step_budget=short, late_ranks={**ROTATING, "wait_ms_per_step": 0.9, "wait_share": 0.13}) == []
+    )
+    assert findings("DD504", step_budget=short, late_ranks={**ROTATING, "wait_ms_per_step": 1.1, "wait_share": 0.16})
+
+
+def test_waiting_where_the_hosts_set_the_pace_is_quiet() -> None:
+    assert findings("DD504", late_ranks=ROTATING, step_budget={"host_ms": 150.0}) == []
+    assert findings("DD504", late_ranks=ROTATING, step_budget={"host_ms": {**dict.fromkeys(range(8), 150.0), 2: 50.0}})
+    assert findings("DD504", late_ranks=ROTATING, step_budget={"host_ms": 150.0, "sync_ms": 10.0})
+
+
 def test_two_steps_cannot_show_rotation() -> None:
     (said,) = check("DD504", steps=2, late_ranks=ROTATING)
     assert isinstance(said, Abstain)

@@ -1,7 +1,7 @@
-from tests.rules.late_cases import LateRankCases
+from tests.rules.late_cases import StarvingCases
 
 
-class TestDD506(LateRankCases):
+class TestDD506(StarvingCases):
     rule_id = "DD506"
     cause = "unknown"
     column = "compute_ms"

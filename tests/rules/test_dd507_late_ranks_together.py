@@ -23,3 +23,8 @@ def test_a_host_with_ranks_on_time_is_not_blamed() -> None:
 def test_quiet_without_such_ranks_or_when_it_does_not_matter() -> None:
     assert findings("DD507", late_ranks={**TOGETHER, "late_together": ()}) == []
     assert findings("DD507", late_ranks={**TOGETHER, "wait_ms_per_step": 8.0}) == []
+
+
+def test_waiting_where_the_hosts_set_the_pace_is_quiet() -> None:
+    assert findings("DD507", late_ranks=TOGETHER, step_budget={"host_ms": 150.0}) == []
+    assert findings("DD507", late_ranks=TOGETHER, step_budget={"host_ms": 150.0, "compute_ms": {6: 60.0}})
