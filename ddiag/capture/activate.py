@@ -1,8 +1,8 @@
 """From "torch is imported" to "this process trains": when recording begins, and how it ends.
 
 A process records once it has called ``init_process_group``, or at its first optimizer step; so launchers, data-loader
-workers and helpers never do. A forked child falls asleep (it would write into its parent's ring) and wakes up only if
-it joins a job itself.
+workers and helpers never do (torch's helper that saves checkpoints joins a group: it is known by its name). A forked
+child falls asleep (it would write into its parent's ring) and wakes up only if it joins a job itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddiag.capture import door, recorder, uncaught
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import DOOR, quietly
 from ddiag.capture.hooks import ALWAYS, WATCHED, hook_module
-from ddiag.capture.identity import Identity, identity
+from ddiag.capture.identity import Identity, identity, is_helper
 from ddiag.capture.imports import Imports
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
@@ -62,6 +62,9 @@ class Activation:
         if self.run is None:
             return
         with quietly("activate"):
+            if is_helper():
+                self.run = None
+                return
             who = identity()
             if recorder.current is not None and who == self.identity:
                 return

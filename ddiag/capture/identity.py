@@ -32,6 +32,20 @@ def identity(environment: Mapping[str, str] | None = None) -> Identity:
     return Identity(rank, world, _first(given, _LOCAL, rank), _first(given, ("TORCHELASTIC_RESTART_COUNT",), 0))
 
 
+_HELPERS = ("torch.distributed.checkpoint._async_process_executor",)
+"""Modules of torch whose functions run as processes that help a rank."""
+
+
+def is_helper() -> bool:
+    """This process would pass for the rank that started it: it joins a group of its own under that rank's number.
+
+    ``async_save`` with ``AsyncCheckpointerType.PROCESS`` saves in such a process.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    target = getattr(processes.current_process(), "_target", None) if processes is not None else None
+    return getattr(target, "__module__", None) in _HELPERS
+
+
 def _first(given: Mapping[str, str], names: tuple[str, ...], otherwise: int) -> int:
     for name in names:
         text = given.get(name, "")

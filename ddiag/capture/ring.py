@@ -161,6 +161,18 @@ class RingWriter:
         halves[(word << 1) + _STATE_HALF] = state
         return True
 
+    def take_back(self, since: int, flags: int) -> None:
+        """Unmake the records begun at or after token *since* that have one of *flags*: their slots are empty again.
+
+        Who still holds a token of one completes nothing.
+        """
+        words, head = self.words, self.head
+        for token in range(max(since, head - self.capacity), head):
+            word = HEADER_WORDS + token % self.capacity * RECORD_WORDS
+            if words[word] == token + 1 and self._halves[(word << 1) + _FLAGS_HALF] & flags:
+                words[word] = 0
+                self.memory[word << 3 : (word + RECORD_WORDS) << 3] = bytes(layout.RECORD_BYTES)
+
     def count_dropped(self) -> None:
         """Something of this process could not be recorded."""
         self.words[layout.LIVE_DROPPED] += 1

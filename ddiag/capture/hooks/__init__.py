@@ -45,6 +45,7 @@ WATCHED: tuple[tuple[str, str], ...] = (
     ("torch.distributed.fsdp.sharded_grad_scaler", "amp"),
     ("torch.serialization", "checkpoint"),
     ("torch.distributed.checkpoint.state_dict_saver", "checkpoint"),
+    ("torch.distributed.checkpoint.state_dict_saver", "background_saves"),
     ("safetensors.torch", "checkpoint"),
     ("accelerate.utils.operations", "h2d"),
     ("lightning.fabric.utilities.apply_func", "h2d"),

@@ -2,7 +2,8 @@
 
 It costs tens of microseconds a call, so it is registered on a share of the steps only. It comes and goes between steps
 and while no call is inside; once a thread other than the training thread has issued a collective outside a backward
-pass, it goes for good, since a kernel must not be freed under a call.
+pass, it goes for good, since a kernel must not be freed under a call. A thread that is known to come, that of a
+checkpoint saved in the background, finds it gone, and it comes back after that thread's last call.
 
 Never ``torch.library.get_kernel(…).call_boxed``: it keeps the GIL, and deadlocks with gloo's threads.
 """
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
-from ddiag.capture.hooks import device_times
+from ddiag.capture.hooks import background_saves, device_times
 from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, no_async_flag, places, size
 from ddiag.capture.hooks.device_times import Begun
 from ddiag.capture.hooks.following import follow
@@ -72,6 +73,9 @@ class DispatchTier:
         self.active: Recorder | None = None
         self.retired = ""
         """Why the tier has switched itself off for good."""
+        self._step_began = 0
+        """Records there were when the step began that is looked at."""
+        self._told_held = False
 
     def look(self, now: bool) -> None:
         """Be on, or off."""
@@ -94,10 +98,10 @@ class DispatchTier:
         active = self.active
         if active is None or active is not recorder.current:
             return
-        looked = self.looking
+        looked, off = self.looking, bool(self.retired) or background_saves.running()
         if self._device is not None:
             self._device.resolve(active)
-        elif not (looked or self._share.looks_at(active.step + 1)):
+        elif not looked and (off or not self._share.looks_at(active.step + 1)):
             totals.comm_count = totals.comm_bytes = UNKNOWN
             return
         now = now_ns()
@@ -109,9 +113,31 @@ class DispatchTier:
             totals.comm_count = totals.comm_bytes = UNKNOWN
         self._own_ns = self._calls = 0
         if self._inside == 0:
-            self.look(not self.retired and self._share.looks_at(active.step + 1))
+            self.look(not off and self._share.looks_at(active.step + 1))
+        self._step_began = active.ring.head
         if self.retired and looked and not self.looking:
             active.facts.write("tier_off", tier="dispatch", why=self.retired, step=active.step)
+
+    def hold(self) -> bool:
+        """The training thread is about to start another that issues collectives: off now, before that one's first call.
+
+        A step seen in part would look as if its other calls were missing, so what was seen of it is taken back. False
+        when this cannot be done; then the other thread's call makes the tier go for good.
+        """
+        active = self.active
+        if active is None or active is not recorder.current or self.retired or self._inside:
+            return False
+        if not active.on_training_thread() or active.in_phase(_BACKWARD):
+            return False
+        if self.looking:
+            self.look(False)
+            active.ring.take_back(self._step_began, _SAMPLED)
+            active.totals.own_ns += self._own_ns + self._calls * DISPATCH_NS
+            self._own_ns = self._calls = 0
+        if not self._told_held:
+            self._told_held = True
+            active.facts.write("tier", tier="dispatch", since_step=active.step, **sees(held=True))
+        return True
 
     def _kernel(self, name: str, overload: Any, op: int, where: Places) -> Callable[..., Any]:
         begin, finish = guarded(f"c10d.{name}", self._begin), guarded(f"c10d.{name}", self._finish)
@@ -205,8 +231,9 @@ class DispatchTier:
         self.active, self._device = active, device_times.current
         self._dtypes.clear()
         self._uncounted.clear()
+        self._step_began, self._told_held = active.ring.head, False
         active.at_step_end("dispatch", self.step_ended)
-        self.look(not self.retired)
+        self.look(not self.retired and not background_saves.running())
 
     def stop(self) -> None:
         self.active = None
@@ -228,6 +255,7 @@ def start(active: Recorder, patches: Patches) -> bool:
         return False
     if _tier is None:
         _tier = DispatchTier(torch)
+        background_saves.holders.append(_tier.hold)
         patches.undo_with(stop)
     _tier.bind(active)
     return True
@@ -236,6 +264,7 @@ def start(active: Recorder, patches: Patches) -> bool:
 def stop() -> None:
     global _tier
     if _tier is not None:
+        background_saves.holders.remove(_tier.hold)
         _tier.stop()
     _tier = None
 
@@ -244,9 +273,11 @@ def group_met(_active: Recorder, _group: Any, _name: str, _number: int) -> None:
     """The dispatcher needs nothing of a group."""
 
 
-def sees() -> dict[str, Any]:
+def sees(*, held: bool = False) -> dict[str, Any]:
+    """What to tell of the tier; *held*: it had to stay off while a checkpoint was saved."""
     blind = [
         "steps between the samples",
+        *(["steps while torch.distributed.checkpoint.async_save saves in a thread"] if held else []),
         "calls under torch.inference_mode",
         *device_times.unseen(),
         "when asynchronous sends and receives end",
