@@ -52,6 +52,8 @@ class Activation:
         if not self._at_fork:
             self._at_fork = True
             os.register_at_fork(after_in_child=self.sleep)
+        atexit.unregister(_outlast)
+        atexit.register(_outlast)  # first: it is called last, and also when this recording was stopped long before
         atexit.register(self.exiting)
 
     def _install(self, hook: str, module: ModuleType) -> None:
@@ -129,6 +131,14 @@ class Activation:
 
 def _loaded(hook: str) -> bool:
     return hook in ALWAYS or f"ddiag.capture.hooks.{hook}" in sys.modules
+
+
+def _outlast() -> None:
+    following = sys.modules.get("ddiag.capture.hooks.following")
+    if following is not None:
+        with quietly("outlast"):
+            world = sys.modules["torch.distributed.distributed_c10d"]._world
+            following.outlast(sys.modules["torch.version"].__version__, world.pg_map)
 
 
 def _know_compiling(module: Any) -> None:

@@ -8,11 +8,13 @@ collectives are issued by other threads keeps its hooks, which then return at on
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
+from ddiag.capture.door import guarded
 from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_ops import hook_operations
 from ddiag.capture.hooks.hooked_group import HookedGroup
@@ -75,7 +77,16 @@ class HooksTier:
                 group.unhook()
 
     def stop(self) -> None:
-        self.active, self.looking = None, False
+        self.active = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Have no hook in torch any more.
+
+        Groups that nobody destroys outlive the interpreter, and what they hold of Python they cannot free without it:
+        the process would end with a segmentation fault.
+        """
+        self.looking = False
         for group in self._groups:
             group.shared = False
             group.unhook()
@@ -122,15 +133,25 @@ def start(active: Recorder, patches: Patches) -> bool:
     if _tier is None:
         _tier = HooksTier()
         patches.undo_with(stop)
+        atexit.register(_at_exit)  # not when a recording is closed: a forked child, which has none, has hooked groups
     _tier.bind(active)
     return True
 
 
 def stop() -> None:
     global _tier
+    atexit.unregister(_at_exit)
     if _tier is not None:
         _tier.stop()
     _tier = None
+
+
+def _let_go() -> None:
+    if _tier is not None:
+        _tier.let_go()
+
+
+_at_exit = guarded("pg_hooks.at_exit", _let_go)
 
 
 def group_met(_active: Recorder, group: Any, name: str, number: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from ddiag.capture.clock import now_ns
@@ -66,11 +67,39 @@ def follow(active: Recorder, token: int, work: Any, operation: object, group_id:
 SOON_S = 0.5
 GIL_FREE_SINCE = (2, 13)
 """Torch from which on a process group is known to be destroyed without the GIL."""
+WAITS_AT_EXIT, FREES_AT_ONCE = (2, 13), (2, 14)
+"""Torch versions in which an interpreter that ends is known to wait for collectives, and not to any more."""
 
 
 def drain(limit_s: float = SOON_S) -> None:
     """Wait until no thread of a backend still has to call us, or let go of what it was to call. Both take the GIL."""
     _drain(list(_told), limit_s)
+
+
+def outlast(torch_version: str, groups: Iterable[object]) -> None:
+    """The interpreter is about to end, and *groups* are not destroyed.
+
+    A thread of a backend that has to call us after that is ended in the middle of C++, and the process with it, by
+    SIGABRT. Torch 2.13 waits for all collectives when the interpreter frees the groups, so the same waiting is done
+    here, where it is safe. Others do not wait (2.4 frees no group, 2.14 frees them at once), so neither do we; but 2.4
+    would, since our being there changes the order in which things are freed: the groups are kept.
+    """
+    if not any(_told.values()):
+        return
+    if WAITS_AT_EXIT <= _known(torch_version) < FREES_AT_ONCE:
+        while any(_told.values()):
+            # Nothing ends that waiting, and nothing that a signal handler raises may end this one.
+            with suppress(BaseException):
+                time.sleep(0.01)
+    else:
+        import ctypes
+
+        for group in groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _known(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in torch_version.split(".")[:2])
 
 
 def drain_groups(ids: Collection[int], torch_version: str) -> None:
@@ -79,8 +108,7 @@ def drain_groups(ids: Collection[int], torch_version: str) -> None:
     Torch 2.4 does so with the GIL held: what those threads still have to call, they never could, and the process would
     hang. So all of it must be over first, however long that takes: destroying waits for the same collectives.
     """
-    version = tuple(int(part) for part in torch_version.split(".")[:2])
-    _drain(ids, SOON_S if version >= GIL_FREE_SINCE else math.inf)
+    _drain(ids, SOON_S if _known(torch_version) >= GIL_FREE_SINCE else math.inf)
     for one in ids:
         if not _told.get(one):
             _told.pop(one, None)
