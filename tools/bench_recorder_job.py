@@ -142,7 +142,7 @@ def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -
     found: dict[str, Any] = {"rounds": [], "rows": SHAPES[device][1]}
     for mode in modes:
         if mode not in (OFF, TRACEML):
-            found["micro"] = micro(partial(recording, mode, out), mode, group, device)
+            found["micro"] = one_by_one(partial(micro, partial(recording, mode, out), mode, group, device))
             found |= take_turns(mode, TURNS * rounds, device, out)
     sampled: list[float] = []
     read: list[float] = []
@@ -159,6 +159,19 @@ def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -
         "sampled": statistics.mean(sampled) if sampled else 1.0,
         "read": statistics.mean(read) if read else 0.0,
     }
+
+
+def one_by_one(measured: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
+    """What *measured* finds on this rank while the others sleep.
+
+    All at once have more busy threads than CPUs (three each), and what that costs would be taken for the operation's.
+    """
+    found: dict[str, float | None] = {}
+    for rank in range(dist.get_world_size()):
+        if rank == dist.get_rank():
+            found = measured()
+        dist.barrier()
+    return found
 
 
 def solo_group() -> Any:

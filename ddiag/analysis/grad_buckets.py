@@ -276,7 +276,8 @@ def _signal(
         reductions_per_optimizer_step=float(table.height * synced),
         total_bytes=round(float(table["bytes"].sum()) * passes),
         median_bytes=int(np.median(sizes.to_numpy())) if len(sizes) else 0,
-        largest_bytes=int(sizes.to_numpy().max()) if len(sizes) else 0,
+        # Of usual passes: the first of DDP has one bucket of everything, before its buckets are built again.
+        largest_bytes=int(table["bytes"].to_numpy().max()) if table.height else 0,
         tail_exposed_ms=tail_ms,
         exposed_ms=exposed_ms,
         alpha_us=link.alpha_us if link else None,

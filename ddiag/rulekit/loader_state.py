@@ -44,7 +44,7 @@ class StarvedLimits:
     samples: int = 3
     """Looks at the workers without which nothing is said of them."""
     late_share: float = 0.8
-    """Part of the wait that met an empty queue, from which the workers are late …"""
+    """Part of the wait that met no batch in turn, from which workers that are not busy all the time are late …"""
     ready_share: float = 0.2
     """… and up to which they are not."""
     even: float = 0.5
@@ -155,10 +155,14 @@ def _doing(row: Mapping[str, Any], cpu_ms: float | None, limits: StarvedLimits) 
         even = row["typical_ms"] >= limits.even * row["input_ms"]
         working = cpu_ms is not None and cpu_ms >= limits.taking_cpu * row["input_ms"]
         return Doing.READY if even and working else Doing.UNKNOWN
-    if empty is None or empty < limits.late_share or row["samples"] < limits.samples or row["cpu_share"] is None:
+    if empty is None or row["samples"] < limits.samples or row["cpu_share"] is None:
         return Doing.UNKNOWN
     if row["cpu_share"] >= limits.computing or row["runnable_share"] >= limits.runnable:
+        # Whoever is never idle is never ahead, also where some batches were there when asked for: what they hold is
+        # handed over by a thread of the worker, which waits for its interpreter and for a CPU like the rest of it.
         return Doing.COMPUTING
+    if empty < limits.late_share:
+        return Doing.UNKNOWN
     if row["blocked_share"] >= limits.blocked and row["runnable_share"] < limits.blocked:
         return Doing.BLOCKED
     shares = (row[name] for name in ("cpu_share", "runnable_share", "blocked_share", "children_share"))

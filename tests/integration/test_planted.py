@@ -85,7 +85,7 @@ PLANTED = {
     ),
     # The twin computes for long enough that communication which waits for a CPU is little of its step.
     "starved_cpu_optimizer": Planted(
-        "DD1002", EVERYBODY, "512 512", "1 2048", job="planted_offload", module=WITH_DEEPSPEED
+        "DD1002", EVERYBODY, "512 16", "1 2048", job="planted_offload", module=WITH_DEEPSPEED
     ),
     "more_compute_on_one_rank": Planted("DD501", CULPRIT, "--products=12", "--products=0"),
     "logging_on_one_rank": Planted(

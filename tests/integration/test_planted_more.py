@@ -28,10 +28,12 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="recording needs Linux"),
 ]
 
-LARGE = "--width=1024 --layers=20 --steps=12 --accumulate=3 --no-sync"
-"""80 MiB of gradients, reduced in every third pass."""
+LARGE = "--width=1024 --layers=20 --steps=12 --no-sync"
+"""80 MiB of gradients. The twin reduces them less often, so that two busy CPUs send them in little of a step."""
 PLANTED = {
-    "one_bucket_of_all_gradients": Planted("DD404", EVERYBODY, f"{LARGE} --bucket-mb=1000", LARGE),
+    "one_bucket_of_all_gradients": Planted(
+        "DD404", EVERYBODY, f"{LARGE} --accumulate=3 --bucket-mb=1000", f"{LARGE} --accumulate=6"
+    ),
     "workers_too_few": loader(
         "DD103", EVERYBODY, "--sleep-ms=300 --workers=3 --step-ms=40", "--sleep-ms=300 --workers=3 --step-ms=200"
     ),

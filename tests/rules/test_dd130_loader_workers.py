@@ -70,7 +70,7 @@ def test_workers_whose_batches_are_in_time_are_left_in_peace(rule: str) -> None:
         {**BLOCKED, "blocked_share": 0.4, "runnable_share": 0.3},
         {**BLOCKED, "cpu_share": 0.4, "runnable_share": 0.6},
         {**SLEEPING, "children_share": 0.8},
-        {**COMPUTING, "empty_share": 0.5},
+        {**SLEEPING, "empty_share": 0.5},
         {**COMPUTING, "empty_share": None},
         {**COMPUTING, "samples": 2},
         {**COMPUTING, "cpu_share": None, "runnable_share": None, "blocked_share": None, "children_share": None},
@@ -85,6 +85,11 @@ def test_workers_whose_batches_are_in_time_are_left_in_peace(rule: str) -> None:
 def test_what_cannot_be_told_is_not_guessed(unclear: dict[str, Any]) -> None:
     assert speaks(unclear) == []
     assert abstains(unclear)
+
+
+def test_workers_that_are_never_idle_are_late_though_some_batches_were_there() -> None:
+    assert speaks({**COMPUTING, "empty_share": 0.5}) == ["DD131"]
+    assert "DD131" not in speaks({**COMPUTING, "empty_share": 0.1})
 
 
 def test_a_training_process_that_waits_for_a_cpu_is_not_said_to_be_busy_taking_batches() -> None:

@@ -40,6 +40,8 @@ class Training:
     sequences: bool = True
     hooked: bool = True
     """Reductions run inside the hook of a finished gradient."""
+    first_at_once: bool = False
+    """The first step reduces everything in one bucket, as DDP does before it has built its buckets again."""
     scalar_after: bool = False
     after_backward: bool = False
     forward_reductions: int = 0
@@ -83,7 +85,8 @@ class Training:
             builder.collective("all_reduce", at + 4 * k, 1, bytes_in=MIB, group_size=self.ranks, group="tp")
         builder.launch_kernel("gemm", at, at + 2, 18)
         builder.launch_kernel("gemm_backward", at + 22, at + 22, 40, tid=AUTOGRAD)
-        reduces = number in self.reducing
+        at_once = self.first_at_once and step == 0
+        reduces = number in self.reducing and not at_once
         first = 100 * (step * self.passes + number)
         builder.op(f"{LEAF[:-29]} AddmmBackward0", at + 22, 1, tid=AUTOGRAD, sequence=self._sequence(first + 99))
         free = 0.0
@@ -93,6 +96,8 @@ class Training:
             builder.op(LEAF, leaf + 8.5, 1, tid=AUTOGRAD)
             if reduces and not self.after_backward:
                 free = self._reduce(builder, rank, leaf + (9.0 if self.hooked else 4.0), size, free)
+        if at_once:
+            self._reduce(builder, rank, at + 64, sum(size or 0 for size in self.bytes), free)
         if reduces and self.after_backward:
             for k, size in enumerate(self.bytes):
                 free = self._reduce(builder, rank, at + 66 + k, size, free)
@@ -118,6 +123,11 @@ def test_buckets_in_launch_order_with_sizes_and_times() -> None:
     assert (found.count_per_step, found.reductions_per_optimizer_step) == (4.0, 4.0)
     assert (found.total_bytes, found.largest_bytes, found.median_bytes) == (57 * MIB, 25 * MIB, 15 * MIB)
     assert (found.accumulation, found.synced_backwards, found.issued) == (1, 1, "backward")
+
+
+def test_the_one_bucket_of_the_first_pass_is_not_the_largest() -> None:
+    assert Training(first_at_once=True).found().largest_bytes == 25 * MIB
+    assert Training(bytes=(57 * MIB,)).found().largest_bytes == 57 * MIB
 
 
 def test_latency_and_bandwidth_are_fitted_from_pure_transfers() -> None:
