@@ -162,9 +162,10 @@ def compare(modes: list[str], rounds: int, steps: int, out: Path, device: str) -
 
 
 def one_by_one(measured: Callable[[], dict[str, float | None]]) -> dict[str, float | None]:
-    """What *measured* finds on this rank while the others sleep.
+    """What *measured* finds on this rank while the others sleep, as in a job that has a CPU for each busy thread.
 
-    All at once have more busy threads than CPUs (three each), and what that costs would be taken for the operation's.
+    All at once have more such threads than CPUs (three each). Those that call us then seldom run beside the one that
+    issues, which need not wait for the interpreter, and a collective looks two or three times cheaper than it is.
     """
     found: dict[str, float | None] = {}
     for rank in range(dist.get_world_size()):
