@@ -87,10 +87,13 @@ def outlast(torch_version: str, groups: Iterable[object]) -> None:
     if not any(_told.values()):
         return
     if WAITS_AT_EXIT <= _known(torch_version) < FREES_AT_ONCE:
-        while any(_told.values()):
+        over = False
+        while not over:
             # Nothing ends that waiting, and nothing that a signal handler raises may end this one.
             with suppress(BaseException):
-                time.sleep(0.01)
+                while any(list(_told.values())):
+                    time.sleep(0.01)
+                over = True
     else:
         import ctypes
 
