@@ -180,9 +180,8 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
     if found is None or found.cause != story.cause or costs_nothing(budget, (found.rank,), found.ms_per_step):
         return
     load = signals.get(HostLoad) if story.like_starving else None
-    unmeasured = story.like_starving and facts.device_kind == "cpu" and load is None
     abstains = _starving(facts, budget, load, found, limits)
-    if unmeasured and found.confidence is not Confidence.HIGH:
+    if story.like_starving and facts.device_kind == "cpu" and load is None:
         abstains = Abstain(f"rank {found.rank} arrives last, but {UNMEASURED}", MEASURED)
     if abstains:
         yield abstains
@@ -192,7 +191,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
         title=f"rank {found.rank} arrives last {story.because}; the others wait "
         f"{found.ms_per_step:.1f} ms per step ({found.share:.0%})",
         severity=found.severity,
-        confidence=Confidence.MEDIUM if unmeasured else found.confidence,
+        confidence=found.confidence,
         culprits=found.culprits,
         victims=found.victims,
         evidence=(*found.evidence, *(row for row in own if row is not None)),
@@ -200,7 +199,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
         verify=story.verify,
         cost=found.cost,
         why=story.why,
-        doubt=doubts(facts, *((late.note,) if late.note else ()), UNMEASURED if unmeasured else "", story.doubt),
+        doubt=doubts(facts, *((late.note,) if late.note else ()), story.doubt),
     )
 
 
