@@ -50,8 +50,8 @@ def compiling(folder: Path, kind: str, python: str = sys.executable) -> Recordin
     return recording
 
 
-BUSY_MACHINE = ("DD209", "DD504")
-"""Others took the processors from the job, and so from this rank and from that."""
+BUSY_MACHINE = ("DD209", "DD401", "DD504")
+"""Others took the processors from the job, and so from this rank and from that, and from the threads that send."""
 LATE = range(3, 48, 4)
 """Steps with a length of their own."""
 
