@@ -133,7 +133,7 @@ ALONE = (
     "num_workers, --numa-binding)"
 )
 MEASURED = "`ddiag run` around the launch command: it samples the CPUs of each host"
-UNMEASURED = "whether it had to share its CPUs with others was not measured"
+UNMEASURED = "whether CPUs had to be shared with others was not measured"
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,11 @@ def contended(facts: JobFacts, load: HostLoad | None, *, runnable: float, waitin
     return f"{worst['runnable_per_cpu']:.1f} threads want to run per CPU{waited}"
 
 
+def unmeasured(facts: JobFacts, load: HostLoad | None) -> bool:
+    """Whether the job computes on CPUs, and nobody knows whether it had to share them."""
+    return load is None and facts.device_kind == "cpu"
+
+
 def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterator[Finding | Abstain]:
     """The finding that one rank is late for the story's reason, if one is."""
     facts, budget, late = signals[JobFacts], signals[StepBudget], signals[LateRanks]
@@ -181,7 +186,7 @@ def late_findings(signals: View, limits: LateLimits, story: LateStory) -> Iterat
         return
     load = signals.get(HostLoad) if story.like_starving else None
     abstains = _starving(facts, budget, load, found, limits)
-    if story.like_starving and facts.device_kind == "cpu" and load is None:
+    if story.like_starving and unmeasured(facts, load):
         abstains = Abstain(f"rank {found.rank} arrives last, but {UNMEASURED}", MEASURED)
     if abstains:
         yield abstains

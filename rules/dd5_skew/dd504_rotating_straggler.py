@@ -10,7 +10,7 @@ Each step takes as long as its slowest rank; the loss grows with the number of r
 
 ## Diagnosis
 Waiting share of the step, and blame spread over ranks without a significant leader. Where ranks compute on CPUs that
-they have to share, the scheduler alone does this, and nothing is said.
+they have to share, or may have, the scheduler alone does this, and nothing is said.
 
 ## Mitigation
 Balance work per global batch, by tokens and by squared length.
@@ -25,7 +25,7 @@ from ddiag.model.signals import HostLoad, JobFacts, LateRanks, PythonOverhead, S
 from ddiag.rulekit import Abstain, Confidence, Evidence, Finding, Rule, View
 from ddiag.rulekit.cost import severity_for, step_cost
 from ddiag.rulekit.hidden_waiting import costs_nothing
-from ddiag.rulekit.skew import ALONE, contended, several_ranks
+from ddiag.rulekit.skew import ALONE, MEASURED, UNMEASURED, contended, several_ranks, unmeasured
 
 RULE = Rule(
     id="DD504",
@@ -65,9 +65,13 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     if budget.n_steps < limits.steps:
         yield Abstain(f"only {budget.n_steps} steady step(s): rotation cannot be told from chance", RULE.capture)
         return
-    crowd = contended(
-        facts, signals.get(HostLoad), runnable=limits.contended_runnable, waiting=limits.contended_waiting
-    )
+    load = signals.get(HostLoad)
+    if unmeasured(facts, load):
+        yield Abstain(
+            f"ranks wait {late.wait_share:.0%} of the step for a changing late rank, but {UNMEASURED}", MEASURED
+        )
+        return
+    crowd = contended(facts, load, runnable=limits.contended_runnable, waiting=limits.contended_waiting)
     if crowd:
         yield Abstain(
             f"ranks wait {late.wait_share:.0%} of the step for a changing late rank, as when CPUs are short: {crowd}",

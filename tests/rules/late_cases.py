@@ -89,7 +89,7 @@ class StarvingCases(LateRankCases):
     def test_unknown_load_of_a_cpu_job_names_nobody(self) -> None:
         (said,) = check(self.rule_id, late_ranks=self.late(), job_facts=ON_CPUS, host_load=None)
         assert isinstance(said, Abstain)
-        assert "share its CPUs" in said.reason
+        assert "CPUs had to be shared" in said.reason
         assert "ddiag run" in said.capture
 
     def test_a_crowded_host_of_a_cpu_job_names_nobody(self) -> None:

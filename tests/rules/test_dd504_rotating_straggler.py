@@ -58,3 +58,10 @@ def test_ranks_that_share_cpus_are_late_by_turns_without_being_uneven() -> None:
 def test_on_cpus_of_their_own_or_on_devices_it_speaks() -> None:
     assert findings("DD504", job_facts={"device_kind": "cpu"}, late_ranks=ROTATING)
     assert findings("DD504", late_ranks=ROTATING, host_load=SHARED_CPUS)
+
+
+def test_ranks_that_compute_on_cpus_nobody_watched_are_not_said_to_be_uneven() -> None:
+    (said,) = check("DD504", job_facts={"device_kind": "cpu"}, late_ranks=ROTATING, host_load=None)
+    assert isinstance(said, Abstain)
+    assert "ddiag run" in said.capture
+    assert findings("DD504", late_ranks=ROTATING, host_load=None)
