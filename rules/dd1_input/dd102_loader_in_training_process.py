@@ -17,11 +17,12 @@ calls out of the data set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
 
-from ddiag.model.signals import InputWait, JobFacts, StepBudget
+from ddiag.model.signals import HostLoad, InputWait, JobFacts, StepBudget
 from ddiag.rulekit import Abstain, Culprits, Evidence, Finding, Rule, View, step_cost
 from ddiag.rulekit.quality import confidence_for, doubts, over_steps, severity_over_steps
 
@@ -29,11 +30,16 @@ RULE = Rule(
     id="DD102",
     root_cause="RC-43",
     needs=(JobFacts, StepBudget, InputWait),
+    optional=(HostLoad,),
     capture="profile 5+ steps with torch.profiler (CPU and CUDA) around the whole loop, the loader's next() included",
     symptom="each step begins with an idle device; one CPU core per rank is busy, the others sleep",
     evidence="loader spans of _SingleProcessDataLoaderIter with an idle device",
     references=("https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading",),
 )
+
+
+USUAL_WORKERS = 8
+"""To begin with where there are CPUs enough, or nobody knows how many there are."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
     share = stall_ms / budget.step_ms if budget.step_ms > 0 else 0.0
     if wait.single_process is not True or stall_ms < floor:
         return
+    workers = _workers(facts, signals.get(HostLoad))
     idles = "the device idles" if budget.on_device else "training waits"
     yield Finding(
         title=f"batches are made in the training process (num_workers=0): {idles} {stall_ms:.1f} ms per "
@@ -69,9 +76,9 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
             Evidence("time in the loader", round(wait.wait_ms, 3), "ms/step", None, "training thread, mean over ranks"),
         ),
         fix=(
-            "DataLoader(num_workers=8, persistent_workers=True, prefetch_factor=4, pin_memory=True); as a start, "
-            "num_workers = CPU cores per rank minus 1, then lower it while the stall stays away",
-            "Hugging Face Trainer: dataloader_num_workers=8 (default 0), dataloader_persistent_workers=True; "
+            f"DataLoader(num_workers={workers}, persistent_workers=True, prefetch_factor=4, pin_memory=True); as a "
+            "start, num_workers = CPU cores per rank minus 1, then lower it while the stall stays away",
+            f"Hugging Face Trainer: dataloader_num_workers={workers} (default 0), dataloader_persistent_workers=True; "
             "Lightning takes the DataLoader's own setting",
             "if workers cannot be used (the data set is not picklable): prepare the next batch in a thread while the "
             "step runs",
@@ -82,3 +89,12 @@ def check(signals: View, limits: Limits) -> Iterator[Finding | Abstain]:
         why=f"the loader is the single-process iterator, and {idles} inside it",
         doubt=doubts(facts, "with few CPU cores per rank, workers help only as far as there are cores"),
     )
+
+
+def _workers(facts: JobFacts, load: HostLoad | None) -> int:
+    """CPUs per rank less the one that trains, on the host that has the fewest: more workers would take them from it."""
+    if load is None:
+        return USUAL_WORKERS
+    ranks = math.ceil(len(facts.ranks) / load.table.height)
+    fewest = min(int(cpus) for cpus in load.table["cpus"].to_list()) // ranks
+    return min(max(fewest - 1, 1), USUAL_WORKERS)

@@ -20,6 +20,17 @@ def test_fires_with_the_stall_and_the_option_to_set() -> None:
     assert found.cost.step_share == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("cpus", "workers"), [(2, 1), (8, 1), (24, 2), (64, 7), (256, 8)])
+def test_no_more_workers_than_there_are_cpus_for_eight_ranks(cpus: int, workers: int) -> None:
+    found = the_finding("DD102", input_wait=INSIDE, host_load={"cpus": cpus})
+    assert f"DataLoader(num_workers={workers}," in found.fix[0]
+    assert f"dataloader_num_workers={workers} " in found.fix[1]
+
+
+def test_the_usual_number_where_cpus_are_not_known() -> None:
+    assert "DataLoader(num_workers=8," in the_finding("DD102", input_wait=INSIDE, host_load=None).fix[0]
+
+
 def test_names_the_same_culprit_as_the_general_rule_so_that_both_become_one_finding() -> None:
     general, special = the_finding("DD101", input_wait=INSIDE), the_finding("DD102", input_wait=INSIDE)
     assert general.culprits == special.culprits
