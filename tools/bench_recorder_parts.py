@@ -46,18 +46,18 @@ class Switch:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Meanwhile neither the tier nor the pace of reading memory chooses steps itself; in the end all is on."""
-        chosen = None if self._tier is None else vars(self._tier)["_share"]
+        chosen = getattr(self._tier, "share", None)
         pace = self._active.__dict__["_memory_pace"]
         self._active.__dict__["_memory_pace"] = self
         if self._tier is not None:
-            self._tier.__dict__["_share"] = self
+            self._tier.share = self
         try:
             yield
         finally:
             self.to("on")
             self._active.__dict__["_memory_pace"] = pace
             if self._tier is not None:
-                self._tier.__dict__["_share"] = chosen
+                self._tier.share = chosen
 
     def step_ended(self, _now_or_step_ns: int, _cost_ns: int | None = None) -> None:
         """Of Pace, and of :class:`ddiag.capture.hooks.sampling.Share`, for which this stands in as well."""

@@ -52,6 +52,8 @@ def reserve(file: int, size: int, *, start: int = 0) -> None:
 class RingWriter:
     """One process's ring. A *token* is the number of a record; -1 is the token of a record that was not taken."""
 
+    __slots__ = ("_halves", "capacity", "memory", "next", "pack", "words")
+
     def __init__(self, memory: mmap.mmap, header: RingHeader) -> None:
         self.memory = memory
         """With ``pack`` and ``next``: for who begins records by hand, see :meth:`PhaseClock.enter`."""

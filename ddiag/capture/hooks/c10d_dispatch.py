@@ -20,9 +20,9 @@ from ddiag.capture.door import guarded
 from ddiag.capture.hooks import background_saves, device_times
 from ddiag.capture.hooks.c10d_ops import OPERATIONS, Places, first, no_async_flag, places, size
 from ddiag.capture.hooks.device_times import Begun
-from ddiag.capture.hooks.following import follow
+from ddiag.capture.hooks.following import follow, told_of
 from ddiag.capture.hooks.groups import group_id
-from ddiag.capture.hooks.labels import context, label_of
+from ddiag.capture.hooks.labels import label_of, scopes
 from ddiag.capture.hooks.sampling import Share
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
@@ -64,7 +64,7 @@ class DispatchTier:
                 overload = packet.default
                 where = places([one.name for one in overload._schema.arguments])
                 self._kernels[name] = self._kernel(name, overload, int(op), where)
-        self._share = Share()
+        self.share = Share()
         self._inside = 0
         self._uncounted: set[int] = set()
         self._own_ns = 0
@@ -101,19 +101,19 @@ class DispatchTier:
         looked, off = self.looking, bool(self.retired) or background_saves.running()
         if self._device is not None:
             self._device.resolve(active)
-        elif not looked and (off or not self._share.looks_at(active.step + 1)):
+        elif not looked and (off or not self.share.looks_at(active.step + 1)):
             totals.comm_count = totals.comm_bytes = UNKNOWN
             return
         now = now_ns()
         cost = self._own_ns + self._calls * DISPATCH_NS if looked else None
-        self._share.step_ended(now - totals.start_ns, cost)
+        self.share.step_ended(now - totals.start_ns, cost)
         if looked:
             totals.own_ns += cost or 0
         else:
             totals.comm_count = totals.comm_bytes = UNKNOWN
         self._own_ns = self._calls = 0
         if self._inside == 0:
-            self.look(not off and self._share.looks_at(active.step + 1))
+            self.look(not off and self.share.looks_at(active.step + 1))
         self._step_began = active.ring.head
         if self.retired and looked and not self.looking:
             active.facts.write("tier_off", tier="dispatch", why=self.retired, step=active.step)
@@ -181,14 +181,15 @@ class DispatchTier:
         tensor = first(taken) if tensor is None else tensor
         bytes_in = 0 if op in (_BARRIER, _RECV) else size(given)
         bytes_out = 0 if op in (_BARRIER, _SEND) else size(taken)
-        flags = context.flags | _SAMPLED
+        scope = scopes.mine
+        flags = scope.flags | _SAMPLED
         if not 0 <= where.asynchronous < len(args) or args[where.asynchronous]:
             flags |= _ASYNC
         host = tensor is None or tensor.device.type == "cpu"
         begun = None if host or self._device is None else self._device.begin(tensor.device)
         if not host:
             flags |= _END_UNKNOWN
-        label = label_of(op, number, active.current_phase, bytes_in)
+        label = label_of(scope, op, number, active.current_phase, bytes_in)
         peer = args[where.peer] if where.peer >= 0 else -1
         dtype = NO_DTYPE if tensor is None or op == _BARRIER else self._dtype(active, tensor.dtype)
         seq = self._seq(group, number, op)
@@ -199,7 +200,7 @@ class DispatchTier:
         boxed = result[-1] if isinstance(result, (list, tuple)) else result
         work = None if boxed is None else self._distributed.Work.unbox(boxed)
         if taken.on_host:
-            follow(active, taken.token, work, name, taken.group)
+            follow(active, taken.token, work, name, told_of(taken.group))
         else:
             active.issued(taken.token)
             if taken.begun is not None and self._device is not None:

@@ -23,6 +23,7 @@ from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Flag
+from ddiag.schema.ring import NO_DTYPE
 from ddiag.schema.steps import UNKNOWN
 
 HOOK_NS = 23_000
@@ -36,24 +37,37 @@ _SAMPLED = int(Flag.SAMPLED)
 class HooksTier:
     """What all hooked groups share."""
 
+    __slots__ = (
+        "_groups",
+        "active",
+        "calls",
+        "device",
+        "dtypes",
+        "followed",
+        "looking",
+        "ops",
+        "sampled",
+        "share",
+        "spent_ns",
+    )
+
     def __init__(self) -> None:
         self.active: Recorder | None = None
         self.device = device_times.current
         self.looking = True
-        self._share = Share()
+        self.share = Share()
         self.sampled = 0
         """The flag SAMPLED, once some step was not looked at."""
         self.spent_ns = self.calls = self.followed = 0
         """In the running step: time of our own code, calls, and calls whose end is told."""
         self._groups: list[HookedGroup] = []
-        self.dtypes: dict[Any, int] = {}
-        """Our numbers of torch's."""
+        self.dtypes = _Dtypes()
         self.ops = hook_operations(sys.modules["torch"]._C._distributed_c10d.HookOpName)
 
     def bind(self, active: Recorder) -> None:
         """Record into *active*, whose names are new."""
         self.active, self.device = active, device_times.current
-        self.dtypes.clear()
+        self.dtypes.bind(active)
         self.sampled = self.spent_ns = self.calls = self.followed = 0
         self.look(True)
         active.at_step_end("pg_hooks", self.step_ended)
@@ -96,28 +110,37 @@ class HooksTier:
         if active is None or active is not recorder.current:
             return
         upcoming = active.step + 1
-        looked, now = self.looking, self._share.looks_at(upcoming)
+        looked, now = self.looking, self.share.looks_at(upcoming)
         if not (looked or now) and self.device is None:
             totals.comm_count = totals.comm_bytes = UNKNOWN
             return
         if self.device is not None:
             self.device.resolve(active)
         cost = self.spent_ns + self.calls * HOOK_NS + self.followed * FOLLOW_NS
-        self._share.step_ended(now_ns() - totals.start_ns, cost if looked else None)
+        self.share.step_ended(now_ns() - totals.start_ns, cost if looked else None)
         totals.own_ns += cost
         if not looked:
             totals.comm_count = totals.comm_bytes = UNKNOWN
         self.spent_ns = self.calls = self.followed = 0
-        now = self._share.looks_at(upcoming)
+        now = self.share.looks_at(upcoming)
         if now != looked:
             self.look(now)
         if not (now or self.sampled):
             self.sampled = _SAMPLED
             active.facts.write("tier", tier=SAMPLED_NAME, since_step=upcoming, **sampled_sees())
 
-    def dtype(self, active: Recorder, dtype: Any) -> int:
-        """The number of a torch.dtype that :attr:`dtypes` does not know yet."""
-        found = self.dtypes[dtype] = active.names.dtype(str(dtype).removeprefix("torch."))
+
+class _Dtypes(dict[Any, int]):
+    """Our number of each of torch's types of elements; of None, which is no type, as well."""
+
+    def bind(self, active: Recorder) -> None:
+        """Number anew, by the names of *active*."""
+        self.clear()
+        self[None] = NO_DTYPE
+        self._names = active.names
+
+    def __missing__(self, dtype: Any) -> int:
+        found = self[dtype] = self._names.dtype(str(dtype).removeprefix("torch."))
         return found
 
 

@@ -1,4 +1,4 @@
-"""What the Python tiers share: beginning a record, numbering it, and learning when the collective is over."""
+"""What the Python tiers share: learning when a collective is over."""
 
 from __future__ import annotations
 
@@ -9,34 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import callback
+from ddiag.capture.door import DOOR
 from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.ring import RingWriter
-from ddiag.schema.phases import Op, State
+from ddiag.schema.phases import State
 from ddiag.schema.ring import LIVE_PROGRESS
 
 _ISSUED, _DONE, _FAILED = int(State.ISSUED), int(State.DONE), int(State.FAILED)
-_POINT_TO_POINT = (int(Op.SEND), int(Op.RECV))
-
-
-class Sequence:
-    """Numbers of a group's collectives, from 1 or after *begun_at*.
-
-    Sends and receives are counted by peer, since other ranks have none.
-    """
-
-    def __init__(self, *, begun_at: int = 0) -> None:
-        self._collectives = max(0, begun_at)
-        self._pairs: dict[tuple[int, int], int] = {}
-
-    def next(self, op: int, peer: int) -> int:
-        if op not in _POINT_TO_POINT:
-            self._collectives += 1
-            return self._collectives
-        pair = (op, peer)
-        number = self._pairs[pair] = self._pairs.get(pair, 0) + 1
-        return number
 
 
 _told: dict[int, set[int]] = {}
@@ -45,8 +25,14 @@ _no_future: set[object] = set()
 """Operations whose Work offers no future: torch raises, which is dear, so it is asked once."""
 
 
-def follow(active: Recorder, token: int, work: Any, operation: object, group_id: int) -> None:
-    """The call in a group has returned *work* (of a host backend): record when it is over."""
+def told_of(group_id: int) -> set[int]:
+    """Of :data:`_told`, the group's own."""
+    found = _told.get(group_id)
+    return _told.setdefault(group_id, set()) if found is None else found
+
+
+def follow(active: Recorder, token: int, work: Any, operation: object, told: set[int]) -> None:
+    """A call has returned *work* (of a host backend): record when it is over. *told* is :func:`told_of` its group."""
     active.ring.set_state(token, _ISSUED)
     if work is None:
         active.complete(token)
@@ -57,9 +43,11 @@ def follow(active: Recorder, token: int, work: Any, operation: object, group_id:
         except RuntimeError:
             _no_future.add(operation)
         else:
-            if waits.issued.token >= 0:
+            if waits.unwaited:
                 waits.forget(active)
-            future.add_done_callback(Told(active.ring, token, group_id))
+            one = Told((active.ring, token, told))
+            told.add(id(one))
+            future.add_done_callback(one)
             return
     waits.ends_when_waited(active, token)
 
@@ -123,9 +111,9 @@ def _drain(ids: Collection[int], limit_s: float) -> None:
         time.sleep(0.001)
 
 
-def _over(call: tuple[RingWriter, int, Any]) -> None:
+def _over(one: Told, future: Any) -> None:
     """As little as can be: the thread that issues the next collective waits until this one lets go of the GIL."""
-    ring, token, future = call
+    ring, token, _told_of_group = one
     state = _DONE
     try:
         future.value()
@@ -135,28 +123,25 @@ def _over(call: tuple[RingWriter, int, Any]) -> None:
     ring.complete(token, now, state)
 
 
-_done = callback("collective.done", _over)
+_hook = DOOR.hook("collective.done")
 
 
-class Told:
+class Told(tuple[RingWriter, int, set[int]]):
     """What a backend holds of one collective: it calls it when that is over, and lets go of it.
 
+    A tuple, which takes no call of Python's to make: (ring, token, :func:`told_of` the group, which has its identity).
     A weak set of partial functions would do; it costs the issuing thread three times as much.
     """
 
-    __slots__ = ("_held", "_ring", "_token")
-
-    def __init__(self, ring: RingWriter, token: int, group_id: int) -> None:
-        self._ring = ring
-        self._token = token
-        held = _told.get(group_id)
-        if held is None:
-            held = _told.setdefault(group_id, set())
-        self._held = held
-        held.add(id(self))
+    __slots__ = ()
 
     def __call__(self, future: Any) -> None:
-        _done((self._ring, self._token, future))
+        # ``door.callback`` by hand, for a call less.
+        if _hook.live:
+            try:
+                _over(self, future)
+            except Exception as error:  # noqa: BLE001 - this is the door
+                DOOR.failed(_hook, error)
 
     def __del__(self) -> None:
-        self._held.discard(id(self))
+        self[2].discard(id(self))

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import callback
-from ddiag.capture.hooks.following import Sequence, follow
-from ddiag.capture.hooks.labels import context, label_of
+from ddiag.capture.hooks.following import follow, told_of
+from ddiag.capture.hooks.labels import label_of, scopes
+from ddiag.capture.ring import HEADER_WORDS, RECORD_WORDS
 from ddiag.schema.phases import Flag, Kind, Op, Phase, State
-from ddiag.schema.ring import LIVE_PROGRESS, LIVE_SEQ, NO_DTYPE
+from ddiag.schema.ring import HEAD, LIVE_PROGRESS, LIVE_SEQ
 
 if TYPE_CHECKING:
     from ddiag.capture.hooks.c10d_hooks import HooksTier
@@ -32,19 +33,42 @@ _ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _
 
 
 class HookedGroup:
-    """One process group."""
+    """One process group.
+
+    What the two hooks touch lies in few objects, and constants are their arguments: between the kernels of a step, and
+    after a kernel's system calls, every object they look into costs about a microsecond.
+    """
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_counting",
+        "_hooked",
+        "_next",
+        "_tier",
+        "_transfers",
+        "group",
+        "issuing",
+        "number",
+        "numbered_by_torch",
+        "shared",
+        "told",
+    )
 
     def __init__(self, tier: HooksTier, group: Any, name: str, number: int) -> None:
         self.group = weakref.ref(group)
         self.number = number
         self.numbered_by_torch = False
-        """Since a step was not looked at, our own count is no longer right."""
+        """Since a step was not looked at, our own count is no longer right: each look begins with torch's."""
         self.shared = False
         """Other threads issue its collectives as well: its hooks must stay."""
         self.issuing: dict[int, Issuing] = {}
         """By torch's number of the operation, between the two hooks."""
-        self._sequence = Sequence(begun_at=_torch_count(group))
-        self._has_transfers = False
+        self.told = told_of(number)
+        self._next, self._counting = max(0, _torch_count(group)) + 1, 1
+        """The next collective's number, and what to add to it then: -1 and 0 where nobody keeps count."""
+        self._transfers: dict[tuple[int, int], int] = {}
+        """How many were issued to and from each peer: by peer, since other ranks have none."""
         self._hooked = False
         self._tier = tier
         self._before = callback(f"pre_hook {name}", self._begins)
@@ -52,57 +76,57 @@ class HookedGroup:
 
     def _begins(self, call: Any) -> None:
         """Before the kernel. One function, since each call costs more here than most of what it does."""
+        began = now_ns()
         tier = self._tier
         active = tier.active
-        if active is None or active is not recorder.current:
+        if active is None or active is not recorder.current or not tier.looking:
             return
-        own_thread = get_ident() == active.thread
-        if not own_thread and active.current_phase != _BACKWARD:
-            self.shared = True
-        if not tier.looking:
-            return
-        began = now_ns()
-        op = tier.ops[int(call.name)]
+        phase, thread = active.current_phase, active.tid
+        if get_ident() != active.thread:
+            thread = get_native_id()
+            self.shared = self.shared or phase != _BACKWARD
+        op = tier.ops[call.name]
         if op < 0:
             return
         given = call.input_tensors
-        taken = given if op in _IN_PLACE else call.output_tensors
-        tensor = given[0] if given else taken[0] if taken else None
-        flags = context.flags | tier.sampled
-        if call.async_op:
-            flags |= _ASYNC
-        host, begun = True, None
-        if tensor is not None and not tensor.is_cpu:
-            host = False
+        if op in _IN_PLACE and len(given) == 1:
+            tensor = given[0]
+            bytes_in = bytes_out = tensor.nbytes
+            kind = tensor.dtype
+        else:
+            tensor, bytes_in, bytes_out, kind = _measured(op, given, call)
+        flags = _ASYNC if call.async_op else 0
+        host, begun = tensor is None or tensor.is_cpu, None
+        if not host:
             flags |= _END_UNKNOWN
             begun = None if tier.device is None else tier.device.begin(tensor.device)
-        bytes_in = bytes_out = 0
-        dtype = NO_DTYPE
-        if op != _BARRIER:
-            bytes_in = 0 if op == _RECV else given[0].nbytes if len(given) == 1 else _size(given)
-            bytes_out = bytes_in if taken is given else 0 if op == _SEND else _size(taken)
-            if tensor is not None:
-                kind = tensor.dtype
-                dtype = tier.dtypes[kind] if kind in tier.dtypes else tier.dtype(active, kind)
-        peer = call.root if op in _ROOTED else -1
-        label = context.label
-        if label < 0 or context.plan:
-            label = label_of(op, self.number, active.current_phase, bytes_in)
-        seq = self.seq(op, peer)
-        # ``active.begin_collective`` by hand.
-        totals, ring = active.totals, active.ring
+        scope = scopes.mine
+        label = scope.label
+        if label < 0 or scope.plan:
+            label = label_of(scope, op, self.number, phase, bytes_in)
+        peer, seq = call.root if op in _ROOTED else -1, self._next
+        if op in _TRANSFERS:
+            seq = self._transfer_seq(op, peer)
+        else:
+            self._next = seq + self._counting
+        totals = active.totals
         totals.comm_count += 1
         totals.comm_bytes += bytes_in
-        words = ring.words
-        words[LIVE_SEQ] = seq
-        words[LIVE_PROGRESS] = began
+        # ``ring.begin`` by hand.
+        ring = active.ring
+        words, token = ring.words, ring.next()
+        word = HEADER_WORDS + token % ring.capacity * RECORD_WORDS
+        words[word] = 0
         # fmt: off
-        token = ring.begin(
-            _COLLECTIVE, op, flags, self.number, label, active.step, active.current_phase, dtype, peer, seq, began,
-            began, 0, bytes_in, bytes_out, active.tid if own_thread else get_native_id(), 0.0, _OPEN,
+        ring.pack(
+            ring.memory, (word << 3) + 8, _COLLECTIVE, op, flags | scope.flags | tier.sampled, self.number, label,
+            active.step, phase, tier.dtypes[kind], peer, seq, began, began, 0, bytes_in, bytes_out, thread, 0.0, _OPEN,
             active.micro_step,
         )
         # fmt: on
+        words[word] = words[HEAD] = token + 1
+        words[LIVE_SEQ] = seq
+        words[LIVE_PROGRESS] = began
         self.issuing[call.op_id] = (token, op, host, begun)
         tier.spent_ns += now_ns() - began
 
@@ -117,29 +141,31 @@ class HookedGroup:
         token, op, host, begun = issuing
         if host:
             tier.followed += 1
-            follow(active, token, call.work, op, self.number)
+            follow(active, token, call.work, op, self.told)
             return
         active.issued(token)
         if begun is not None and tier.device is not None:
             tier.device.follow(token, begun, call.work)
 
-    def seq(self, op: int, peer: int) -> int:
-        """The number of a call that is about to be issued; -1 where nobody has kept count.
+    def _transfer_seq(self, op: int, peer: int) -> int:
+        """The number of a send or receive, counted for each peer, since other ranks have none.
 
-        Gloo's own count includes sends and receives, so that of a group with any differs between ranks.
+        Gloo's own count of a group includes them, so that it differs between ranks.
         """
-        if op in _TRANSFERS:
-            self._has_transfers = True
+        counted = self._transfers[op, peer] = self._transfers.get((op, peer), 0) + 1
         if not self.numbered_by_torch:
-            return self._sequence.next(op, peer)
-        if self._has_transfers:
-            return -1
-        count = _torch_count(self.group())
-        return count + 1 if count >= 0 else -1
+            return counted
+        self._next, self._counting = -1, 0
+        return -1
 
     def hook(self) -> None:
         group = self.group()
-        if group is not None and not self._hooked:
+        if group is None:
+            return
+        if self.numbered_by_torch:
+            count = -1 if self._transfers else _torch_count(group)
+            self._next, self._counting = (count + 1, 1) if count >= 0 else (-1, 0)
+        if not self._hooked:
             self._hooked = True
             group.register_pre_hook(HOOK_ID, self._before)
             group.register_post_hook(HOOK_ID, self._after)
@@ -152,9 +178,17 @@ class HookedGroup:
             group.unregister_post_hook(HOOK_ID)
 
 
+def _measured(op: int, given: list[Any], call: Any) -> tuple[Any, int, int, Any]:
+    """A tensor of any call, None where it has none; bytes in and out; the type of its elements, None without."""
+    taken = given if op in _IN_PLACE else call.output_tensors
+    tensor = given[0] if given else taken[0] if taken else None
+    if tensor is None or op == _BARRIER:
+        return tensor, 0, 0, None
+    bytes_in = 0 if op == _RECV else _size(given)
+    return tensor, bytes_in, bytes_in if taken is given else 0 if op == _SEND else _size(taken), tensor.dtype
+
+
 def _size(tensors: list[Any]) -> int:
-    if len(tensors) == 1:
-        return int(tensors[0].nbytes)
     return sum(one.nbytes for one in tensors)
 
 

@@ -19,35 +19,46 @@ _SEND, _RECV = int(Op.SEND), int(Op.RECV)
 _NO_SYNC = int(Flag.NO_SYNC)
 
 
-class Context(threading.local):
-    """Of the calling thread."""
+class Scope:
+    """What a thread's collectives are for."""
 
-    label = NO_NAME
-    flags = 0
+    __slots__ = ("flags", "label", "outer", "plan")
 
     def __init__(self) -> None:
+        self.label = NO_NAME
+        self.flags = 0
         self.outer: list[int] = []
         self.plan: list[int] = []
-        """Labels of the transfers this thread issues next, in order."""
+        """Labels of the transfers this thread issues next, the next one last."""
 
 
-context = Context()
+class _Scopes(threading.local):
+    """One attribute, to be read once: that costs more than all of the scope's own."""
+
+    def __init__(self) -> None:
+        self.mine = Scope()
+
+
+scopes = _Scopes()
+"""Of the calling thread."""
 told: Callable[[int, int], None] | None = None
 """The native kernel's ``set_context(label, flags)``, once it runs."""
 
 
 def push(label: int) -> None:
     """Collectives the calling thread issues from now on are for *label*, until :func:`pop`."""
-    context.outer.append(context.label)
-    context.label = label
+    scope = scopes.mine
+    scope.outer.append(scope.label)
+    scope.label = label
     if told is not None:
-        told(label, context.flags)
+        told(label, scope.flags)
 
 
 def pop() -> None:
-    context.label = context.outer.pop() if context.outer else NO_NAME
+    scope = scopes.mine
+    scope.label = scope.outer.pop() if scope.outer else NO_NAME
     if told is not None:
-        told(context.label, context.flags)
+        told(scope.label, scope.flags)
 
 
 told_plan: Callable[[list[int]], None] | None = None
@@ -56,17 +67,18 @@ told_plan: Callable[[list[int]], None] | None = None
 
 def plan(transfers: list[int]) -> None:
     """The sends and receives the calling thread issues next have these labels, in order; [] ends it."""
-    context.plan = transfers[::-1]
+    scopes.mine.plan = transfers[::-1]
     if told_plan is not None:
         told_plan(transfers)
 
 
 def set_no_sync(inside: bool) -> None:
-    flags = context.flags | _NO_SYNC if inside else context.flags & ~_NO_SYNC
-    if flags != context.flags:
-        context.flags = flags
+    scope = scopes.mine
+    flags = scope.flags | _NO_SYNC if inside else scope.flags & ~_NO_SYNC
+    if flags != scope.flags:
+        scope.flags = flags
         if told is not None:
-            told(context.label, flags)
+            told(scope.label, flags)
 
 
 class Buckets:
@@ -74,6 +86,8 @@ class Buckets:
 
     Each is given once a pass, so that two models of the same sizes are told apart.
     """
+
+    __slots__ = ("_given", "_labels", "_next", "_sizes")
 
     def __init__(self, sizes: list[int], labels: list[int]) -> None:
         self._sizes = sizes
@@ -87,13 +101,15 @@ class Buckets:
 
     def label(self, size: int) -> int:
         """The label of the next bucket of that size which was not given yet; -1 when there is none."""
-        count = len(self._sizes)
-        for skipped in range(count):
-            at = (self._next + skipped) % count
-            if self._sizes[at] == size and not self._given[at]:
+        sizes, given, at = self._sizes, self._given, self._next
+        for _ in sizes:
+            if at >= len(sizes):
+                at = 0
+            if sizes[at] == size and not given[at]:
                 self._next = at + 1
-                self._given[at] = True
+                given[at] = True
                 return self._labels[at]
+            at += 1
         return NO_NAME
 
     def again(self, size: int) -> int:
@@ -108,18 +124,22 @@ reducers: dict[int, list[Buckets]] = {}
 """By id of the group."""
 
 
-def label_of(op: int, group_id: int, phase: int, size: int) -> int:
-    """The label of a collective that is about to be issued."""
-    label: int = context.label
-    if context.plan and op in (_SEND, _RECV):
-        return context.plan.pop()
+def label_of(scope: Scope, op: int, group_id: int, phase: int, size: int) -> int:
+    """The label of a collective that the thread of *scope* is about to issue."""
+    if scope.plan and op in (_SEND, _RECV):
+        return scope.plan.pop()
+    label = scope.label
     if label >= 0 or op != _ALL_REDUCE or phase != _BACKWARD or group_id not in reducers:
         return label
-    for find in (Buckets.label, Buckets.again):
-        for one in reducers[group_id]:
-            found = find(one, size)
-            if found >= 0:
-                return found
+    known = reducers[group_id]
+    for one in known:
+        found = one.label(size)
+        if found >= 0:
+            return found
+    for one in known:
+        found = one.again(size)
+        if found >= 0:
+            return found
     return NO_NAME
 
 

@@ -31,6 +31,8 @@ class _Issued(threading.local):
 
 
 issued = _Issued()
+unwaited: set[int] = set()
+"""Threads that have one, or ended with one: to be asked before :data:`issued`, which is dear to read."""
 
 
 def install(module: ModuleType, patches: Patches) -> None:
@@ -41,13 +43,23 @@ def ends_when_waited(active: recorder.Recorder, token: int) -> None:
     """*token* was just issued by this thread and has no future."""
     forget(active)
     issued.token = token
+    unwaited.add(threading.get_ident())
 
 
 def forget(active: recorder.Recorder) -> None:
     """Another collective was issued: the next wait need not be for the last one."""
-    token, issued.token = issued.token, -1
+    token = _taken()
     if token >= 0:
         active.ring.add_flags(token, _END_UNKNOWN)
+
+
+def _taken() -> int:
+    """The calling thread's, which is none any more; -1 when it has none."""
+    token = issued.token
+    if token >= 0:
+        issued.token = -1
+        unwaited.discard(threading.get_ident())
+    return token
 
 
 def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,9 +89,8 @@ def _finish(wait: tuple[recorder.Recorder, Any, int, bool]) -> None:
         native_waited(work, began, ok)
         return
     ended = now_ns()
-    token = issued.token
+    token = _taken() if unwaited else -1
     if token >= 0:
-        issued.token = -1
         active.complete(token, ok, flags=_END_IS_WAIT)
     if ended - began >= SHORTEST_NS:
         active.waited_for(began, ended, ok=ok)

@@ -13,7 +13,7 @@ from ddiag.capture.door import DOOR
 from ddiag.capture.hooks import following
 from ddiag.capture.hooks.c10d_ops import Places, first, hook_operations, places, size
 from ddiag.capture.hooks.flight_recorder import NEW_NAME, OLD_NAME, prepare
-from ddiag.capture.hooks.following import Sequence, Told
+from ddiag.capture.hooks.following import Told, told_of
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.phases import Op, State
 from tests.unit.capture.reading import records
@@ -41,15 +41,16 @@ def test_sizes_of_nested_lists() -> None:
     assert first([[]]) is None
 
 
-def test_transfers_do_not_count_as_collectives() -> None:
-    """Only two ranks of a group take part in one, so the others' numbers would differ."""
-    sequence = Sequence()
-    assert [sequence.next(Op.ALL_REDUCE, -1), sequence.next(Op.SEND, 1), sequence.next(Op.SEND, 2)] == [1, 1, 1]
-    assert [sequence.next(Op.BARRIER, -1), sequence.next(Op.SEND, 1), sequence.next(Op.RECV, 1)] == [2, 2, 1]
+def told(active: Recorder, token: int, group: int) -> Told:
+    """What the backend of *group* holds of a call."""
+    held = told_of(group)
+    one = Told((active.ring, token, held))
+    held.add(id(one))
+    return one
 
 
 def test_a_group_that_is_destroyed_waits_for_its_own_calls_alone(active: Recorder) -> None:
-    own, others = Told(active.ring, 0, 1), [Told(active.ring, 1, 2)]
+    own, others = told(active, 0, 1), [told(active, 1, 2)]
     backend = [own]
     del own
     over = threading.Timer(1.0, backend.clear)
@@ -78,10 +79,10 @@ class Future:
 def test_a_backend_that_calls_back_ends_the_record(active: Recorder) -> None:
     group = active.names.id("g")
     good, bad, strange = [active.begin_collective(Op.ALL_REDUCE, group) for _ in range(3)]
-    Told(active.ring, good, group)(Future())
-    Told(active.ring, bad, group)(Future(RuntimeError("connection closed by peer")))
+    told(active, good, group)(Future())
+    told(active, bad, group)(Future(RuntimeError("connection closed by peer")))
     before = DOOR.errors
-    Told(active.ring, strange, group)(Future(LookupError("not ours to raise into a backend's thread")))
+    told(active, strange, group)(Future(LookupError("not ours to raise into a backend's thread")))
     assert [record.state for record in records(active.files)] == [State.DONE, State.FAILED, State.OPEN]
     assert DOOR.errors == before + 1
 

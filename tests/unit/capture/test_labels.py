@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddiag.capture.hooks import labels
-from ddiag.capture.hooks.labels import Buckets, label_of
+from ddiag.capture.hooks.labels import Buckets, Scope
 from ddiag.schema.phases import Op, Phase
 from ddiag.schema.ring import NO_NAME
 
@@ -19,8 +19,11 @@ def clean() -> Iterator[None]:
     yield
     labels.reducers.clear()
     labels.plan([])
-    labels.context.outer.clear()
-    labels.context.label, labels.context.flags = NO_NAME, 0
+    labels.scopes.mine = Scope()
+
+
+def label_of(op: int, group: int, phase: int, size: int) -> int:
+    return labels.label_of(labels.scopes.mine, op, group, phase, size)
 
 
 def reduced(size: int, phase: int = Phase.BACKWARD, op: int = Op.ALL_REDUCE) -> int:
