@@ -28,9 +28,10 @@ from ddiag.schema.steps import UNKNOWN
 
 HOOK_NS = 23_000
 """What the two hooks of a collective cost around our own code before it: the GIL, wrapping, cold caches, and our code
-after it."""
+after it. On a machine where that code itself takes longer, they cost as much as it does."""
 FOLLOW_NS = 40_000
-"""What following one end costs beyond our own code: the wake-up of a thread that takes the GIL."""
+"""What following one end costs beyond our own code: the wake-up of a thread that takes the GIL. On a slower machine
+half as much again as our own code."""
 _SAMPLED = int(Flag.SAMPLED)
 
 
@@ -116,7 +117,7 @@ class HooksTier:
             return
         if self.device is not None:
             self.device.resolve(active)
-        cost = self.spent_ns + self.calls * HOOK_NS + self.followed * FOLLOW_NS
+        cost = self._cost_ns()
         self.share.step_ended(now_ns() - totals.start_ns, cost if looked else None)
         totals.own_ns += cost
         if not looked:
@@ -128,6 +129,13 @@ class HooksTier:
         if not (now or self.sampled):
             self.sampled = _SAMPLED
             active.facts.write("tier", tier=SAMPLED_NAME, since_step=upcoming, **sampled_sees())
+
+    def _cost_ns(self) -> int:
+        """What looking at the running step has cost its training thread."""
+        spent = self.spent_ns
+        around = max(self.calls * HOOK_NS, spent)
+        after = max(self.followed * FOLLOW_NS, 3 * spent * self.followed // (2 * max(1, self.calls)))
+        return spent + around + after
 
 
 class _Dtypes(dict[Any, int]):

@@ -102,7 +102,7 @@ class HookedGroup:
             begun = None if tier.device is None else tier.device.begin(tensor.device)
         scope = scopes.mine
         label = scope.label
-        if label < 0 or scope.plan:
+        if scope.plan or (label < 0 and phase == _BACKWARD):
             label = label_of(scope, op, self.number, phase, bytes_in)
         peer, seq = call.root if op in _ROOTED else -1, self._next
         if op in _TRANSFERS:
