@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddiag import api
+from ddiag.schema.phases import Op, State
 from tests.integration.comm import TIERS, labels
 from tests.integration.recording import JOBS, Call, RankRecording, Recording, record
 from tests.shared import other_python
@@ -88,6 +89,17 @@ def test_hooks_of_ddp(tmp_path: Path, tier: str) -> None:
         told = {(fact["index"], fact["comm_hook"]) for fact in rank.facts_of("ddp_buckets") if fact["rebuilt"]}
         assert {one.partition(".")[2] or one for _, one in told} >= {"fp16_compress_hook", "FP16_COMPRESS", "mean_of"}
         assert (2, "powerSGD_hook") in told
+
+
+@pytest.mark.parametrize("tier", ALL_TIERS)
+def test_a_call_that_torch_refuses_is_over_and_failed(tmp_path: Path, tier: str) -> None:
+    recording = both(tmp_path, "refused", tier)
+    for rank in recording.ranks:
+        assert rank.truth["sums"] == [201.0] * 4 + [1.0]
+        for step in {one.step for one in rank.collectives}:
+            states = [(Op(one.op), State(one.state)) for one in rank.collectives if one.step == step]
+            worked = [(Op.ALL_REDUCE, State.DONE)] if step < 4 else []
+            assert states == [*worked, (Op.ALL_GATHER, State.FAILED)], step
 
 
 @pytest.mark.parametrize("tier", ALL_TIERS)

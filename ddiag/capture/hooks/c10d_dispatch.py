@@ -156,7 +156,7 @@ class DispatchTier:
                 result = redispatch(keys & after, *args, **kwargs)
             except BaseException:
                 if taken is not None:
-                    fail(active, taken.token)
+                    fail(active, taken)
                 raise
             finally:
                 self._inside -= 1
@@ -242,8 +242,10 @@ class DispatchTier:
             self.look(False)
 
 
-def _fail(active: Recorder, token: int) -> None:
-    active.complete(token, ok=False)
+def _fail(active: Recorder, taken: Taken) -> None:
+    active.complete(taken.token, ok=False)
+    if taken.begun is not None:
+        taken.begun.drop()
 
 
 _tier: DispatchTier | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from threading import get_ident
 from typing import Any
 
 from ddiag.capture import recorder
@@ -72,6 +73,7 @@ class HooksTier:
         self.sampled = self.spent_ns = self.calls = self.followed = 0
         self.look(True)
         active.at_step_end("pg_hooks", self.step_ended)
+        active.at_close("pg_hooks", self._none_under_way)
 
     def add(self, group: Any, name: str, number: int) -> None:
         """Record what *group*, which inherits no hooks, is used for."""
@@ -115,6 +117,7 @@ class HooksTier:
         if not (looked or now) and self.device is None:
             totals.comm_count = totals.comm_bytes = UNKNOWN
             return
+        self._none_under_way()
         if self.device is not None:
             self.device.resolve(active)
         cost = self._cost_ns()
@@ -129,6 +132,12 @@ class HooksTier:
         if not (now or self.sampled):
             self.sampled = _SAMPLED
             active.facts.write("tier", tier=SAMPLED_NAME, since_step=upcoming, **sampled_sees())
+
+    def _none_under_way(self) -> None:
+        """The calling thread is here, and so in no call: one that it began, and that did not return, has raised."""
+        if self.active is not None:
+            for group in self._groups:
+                group.failed(self.active, get_ident())
 
     def _cost_ns(self) -> int:
         """What looking at the running step has cost its training thread."""

@@ -36,6 +36,10 @@ class Begun(NamedTuple):
     event: Any
     timing: _Device
 
+    def drop(self) -> None:
+        """It was not enqueued, or cannot be timed."""
+        self.timing.timer.drop(self.event)
+
 
 class _Device:
     """What one device's collectives are timed with."""
@@ -72,14 +76,13 @@ class DeviceTimes:
 
     def follow(self, token: int, begun: Begun, work: Any) -> None:
         """The call has returned *work*."""
-        timer = begun.timing.timer
         future = _over_for_the_host(work)
         if future is None:
-            timer.drop(begun.event)
+            begun.drop()
             return
         with self._cuda.stream(begun.timing.stream):
             future.wait()
-            timer.end(token, begun.now_ns, begun.event)
+            begun.timing.timer.end(token, begun.now_ns, begun.event)
 
     def resolve(self, active: Recorder) -> None:
         """Not while a graph is captured: asking an event then would spoil the capture."""

@@ -18,6 +18,7 @@ from ddiag.schema.ring import HEAD, LIVE_PROGRESS, LIVE_SEQ
 if TYPE_CHECKING:
     from ddiag.capture.hooks.c10d_hooks import HooksTier
     from ddiag.capture.hooks.device_times import Begun
+    from ddiag.capture.recorder import Recorder
 
     Issuing = tuple[int, int, bool, Begun | None]
     """token, op, on the host, its begin on a device"""
@@ -63,7 +64,7 @@ class HookedGroup:
         self.shared = False
         """Other threads issue its collectives as well: its hooks must stay."""
         self.issuing: dict[int, Issuing] = {}
-        """By torch's number of the operation, between the two hooks."""
+        """By the issuing thread, between the two hooks. Torch calls no second hook when the call itself fails."""
         self.told = told_of(number)
         self._next, self._counting = max(0, _torch_count(group)) + 1, 1
         """The next collective's number, and what to add to it then: -1 and 0 where nobody keeps count."""
@@ -81,10 +82,12 @@ class HookedGroup:
         active = tier.active
         if active is None or active is not recorder.current or not tier.looking:
             return
-        phase, thread = active.current_phase, active.tid
-        if get_ident() != active.thread:
+        phase, thread, caller = active.current_phase, active.tid, get_ident()
+        if caller != active.thread:
             thread = get_native_id()
             self.shared = self.shared or phase != _BACKWARD
+        if caller in self.issuing:
+            self.failed(active, caller)
         op = tier.ops[call.name]
         if op < 0:
             return
@@ -95,11 +98,9 @@ class HookedGroup:
             kind = tensor.dtype
         else:
             tensor, bytes_in, bytes_out, kind = _measured(op, given, call)
-        flags = _ASYNC if call.async_op else 0
-        host, begun = tensor is None or tensor.is_cpu, None
-        if not host:
-            flags |= _END_UNKNOWN
-            begun = None if tier.device is None else tier.device.begin(tensor.device)
+        host = tensor is None or tensor.is_cpu
+        begun = None if host or tier.device is None else tier.device.begin(tensor.device)
+        flags = (_ASYNC if call.async_op else 0) | (0 if host else _END_UNKNOWN)
         scope = scopes.mine
         label = scope.label
         if scope.plan or (label < 0 and phase == _BACKWARD):
@@ -127,12 +128,12 @@ class HookedGroup:
         words[word] = words[HEAD] = token + 1
         words[LIVE_SEQ] = seq
         words[LIVE_PROGRESS] = began
-        self.issuing[call.op_id] = (token, op, host, begun)
+        self.issuing[caller] = (token, op, host, begun)
         tier.spent_ns += now_ns() - began
 
     def _issued(self, call: Any) -> None:
         """After the kernel."""
-        issuing = self.issuing.pop(call.op_id, None)
+        issuing = self.issuing.pop(get_ident(), None)
         tier = self._tier
         active = tier.active
         if issuing is None or active is None:
@@ -146,6 +147,16 @@ class HookedGroup:
         active.issued(token)
         if begun is not None and tier.device is not None:
             tier.device.follow(token, begun, call.work)
+
+    def failed(self, active: Recorder, thread: int) -> None:
+        """The call that *thread* was seen to begin, if any, has raised: it is not inside it any more."""
+        issuing = self.issuing.pop(thread, None)
+        if issuing is None:
+            return
+        token, _op, _host, begun = issuing
+        active.complete(token, ok=False)
+        if begun is not None:
+            begun.drop()
 
     def _transfer_seq(self, op: int, peer: int) -> int:
         """The number of a send or receive, counted for each peer, since other ranks have none.

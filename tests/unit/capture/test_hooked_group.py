@@ -16,7 +16,7 @@ import pytest
 from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_hooks import HooksTier
 from ddiag.capture.recorder import Recorder
-from ddiag.schema.phases import Flag, Op, State
+from ddiag.schema.phases import Flag, Kind, Op, State
 from ddiag.schema.ring import NO_DTYPE
 from tests.unit.capture.reading import records
 
@@ -38,6 +38,7 @@ class Tensor:
     nbytes: int = 8
     dtype: str = "torch.float32"
     is_cpu: bool = True
+    device: str = "cpu"
 
 
 class Work:
@@ -61,7 +62,6 @@ class Call:
     output_tensors: list[Tensor] = field(default_factory=list)
     async_op: bool = True
     root: int = -1
-    op_id: int = 0
     work: Work | None = None
 
 
@@ -92,7 +92,6 @@ class Group:
     def issue(self, *calls: Call) -> None:
         for call in calls:
             self.counted += self.counted >= 0
-            call.op_id = self.counted
             for when in ("pre", "post"):
                 if when in self.hooks:
                     self.hooks[when](call)
@@ -216,6 +215,17 @@ def test_a_call_on_a_device_is_not_followed(active: Recorder, tier: HooksTier) -
     assert record.flags & Flag.END_UNKNOWN
 
 
+def test_a_call_on_a_device_that_raises_gives_its_event_back(active: Recorder, tier: HooksTier) -> None:
+    dropped: list[str] = []
+    begun = SimpleNamespace(drop=lambda: dropped.append("event"))
+    tier.device = SimpleNamespace(begin=lambda _device: begun, resolve=lambda _active: None)  # type: ignore[assignment]
+    group = grouped(tier, active)
+    group.hooks["pre"](Call(input_tensors=[Tensor(is_cpu=False)]))
+    active.engine_step()
+    assert dropped == ["event"]
+    assert records(active.files)[0].state == State.FAILED
+
+
 def test_hooks_stay_in_a_group_that_other_threads_use(active: Recorder, tier: HooksTier) -> None:
     group = grouped(tier, active)
     thread = threading.Thread(target=group.issue, args=(Call(),))
@@ -234,3 +244,25 @@ def test_a_failed_call_is_told_by_its_future(active: Recorder, tier: HooksTier) 
     grouped(tier, active).issue(Call(work=work))
     work.future.set_exception(RuntimeError("connection closed by peer"))
     assert records(active.files)[0].state == State.FAILED
+
+
+def test_a_call_that_raises_is_not_under_way_any_more(active: Recorder, tier: HooksTier) -> None:
+    """Torch calls no second hook then."""
+    group = grouped(tier, active)
+    pre = group.hooks["pre"]
+    pre(Call(Names.BROADCAST, root=0))
+    group.issue(Call())
+    pre(Call(Names.BARRIER))
+    active.engine_step()
+    pre(Call(Names.ALLGATHER))
+    inside = threading.Thread(target=pre, args=(Call(Names.BROADCAST, root=0),))
+    inside.start()
+    inside.join()
+    active.close()
+    assert [State(record.state) for record in records(active.files) if record.kind == Kind.COLLECTIVE] == [
+        State.FAILED,
+        State.DONE,
+        State.FAILED,
+        State.FAILED,
+        State.OPEN,
+    ], "the last is another thread's"
