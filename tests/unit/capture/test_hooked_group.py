@@ -266,3 +266,19 @@ def test_a_call_that_raises_is_not_under_way_any_more(active: Recorder, tier: Ho
         State.FAILED,
         State.OPEN,
     ], "the last is another thread's"
+
+
+@pytest.mark.parametrize(
+    ("spent_us", "followed", "expected_us"),
+    [(50, 10, 50 + 230 + 400), (50, 0, 50 + 230), (1000, 10, 1000 + 1000 + 1500), (1000, 5, 1000 + 1000 + 750)],
+    ids=["fast", "fast, on a device", "slow", "slow, half on a device"],
+)
+def test_what_looking_costs_follows_the_machine(
+    active: Recorder, tier: HooksTier, spent_us: int, followed: int, expected_us: int
+) -> None:
+    """On a fast machine what was measured around our code on another; on a slow one as much as our own code takes."""
+    tier.spent_ns, tier.calls, tier.followed = 1000 * spent_us, 10, followed
+    totals = active.totals
+    tier.step_ended(totals)
+    assert totals.own_ns == 1000 * expected_us
+    assert (tier.spent_ns, tier.calls, tier.followed) == (0, 0, 0)
