@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections import defaultdict
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import guarded
 from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_ops import hook_operations
-from ddiag.capture.hooks.hooked_group import HookedGroup
+from ddiag.capture.hooks.hooked_group import HookedGroup, raised
 from ddiag.capture.hooks.sampling import Share
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
@@ -26,6 +27,9 @@ from ddiag.capture.steps import StepTotals
 from ddiag.schema.phases import Flag
 from ddiag.schema.ring import NO_DTYPE
 from ddiag.schema.steps import UNKNOWN
+
+if TYPE_CHECKING:
+    from ddiag.capture.hooks.hooked_group import Issuing
 
 HOOK_NS = 23_000
 """What the two hooks of a collective cost around our own code before it: the GIL, wrapping, cold caches, and our code
@@ -46,11 +50,13 @@ class HooksTier:
         "device",
         "dtypes",
         "followed",
+        "issuing",
         "looking",
         "ops",
         "sampled",
         "share",
         "spent_ns",
+        "strided",
     )
 
     def __init__(self) -> None:
@@ -63,6 +69,9 @@ class HooksTier:
         self.spent_ns = self.calls = self.followed = 0
         """In the running step: time of our own code, calls, and calls whose end is told."""
         self._groups: list[HookedGroup] = []
+        self.issuing: defaultdict[int, list[Issuing]] = defaultdict(list)
+        """The calls each thread is inside, the outermost first; what raised, torch does not tell."""
+        self.strided = sys.modules["torch"].strided
         self.dtypes = _Dtypes()
         self.ops = hook_operations(sys.modules["torch"]._C._distributed_c10d.HookOpName)
 
@@ -70,6 +79,7 @@ class HooksTier:
         """Record into *active*, whose names are new."""
         self.active, self.device = active, device_times.current
         self.dtypes.bind(active)
+        self.issuing = defaultdict(list)
         self.sampled = self.spent_ns = self.calls = self.followed = 0
         self.look(True)
         active.at_step_end("pg_hooks", self.step_ended)
@@ -80,6 +90,7 @@ class HooksTier:
         self._groups = [one for one in self._groups if one.group() not in (None, group)]
         found = HookedGroup(self, group, name, number)
         self._groups.append(found)
+        found.numbered_by_torch = not self.looking
         if self.looking:
             found.hook()
 
@@ -129,15 +140,18 @@ class HooksTier:
         now = self.share.looks_at(upcoming)
         if now != looked:
             self.look(now)
+        elif now:
+            for group in self._groups:
+                group.renumber()
         if not (now or self.sampled):
             self.sampled = _SAMPLED
             active.facts.write("tier", tier=SAMPLED_NAME, since_step=upcoming, **sampled_sees())
 
     def _none_under_way(self) -> None:
         """The calling thread is here, and so in no call: one that it began, and that did not return, has raised."""
-        if self.active is not None:
-            for group in self._groups:
-                group.failed(self.active, get_ident())
+        inside = self.issuing[get_ident()]
+        while inside and self.active is not None:
+            raised(self.active, inside.pop())
 
     def _cost_ns(self) -> int:
         """What looking at the running step has cost its training thread."""

@@ -87,7 +87,15 @@ def size(value: Any) -> int:
         for one in value:
             total += size(one)
         return total
-    return 0 if value is None else int(value.nbytes)
+    return 0 if value is None else _nbytes(value)
+
+
+def _nbytes(tensor: Any) -> int:
+    """Of a sparse tensor, which torch tells no size of: its indices and values."""
+    try:
+        return int(tensor.nbytes)
+    except RuntimeError:
+        return int(tensor._indices().nbytes + tensor._values().nbytes) if tensor.is_sparse else 0
 
 
 def first(value: Any) -> Any:

@@ -49,7 +49,7 @@ def follow(active: Recorder, token: int, work: Any, operation: object, told: set
             told.add(id(one))
             future.add_done_callback(one)
             return
-    waits.ends_when_waited(active, token)
+    waits.ends_when_waited(active, token, work)
 
 
 SOON_S = 0.5

@@ -40,10 +40,17 @@ def install(module: ModuleType, patches: Patches) -> None:
         "_register_process_group",
         lambda original: around(original, "groups", lambda args, _: args, _registered),
     )
+    # Where torch was imported before us, its package has the functions by name already.
+    package = (module.__name__.rpartition(".")[0],)
     for maker in ("_new_group_with_tag", "split_group"):
-        patches.replace(module, maker, lambda original: around(original, "groups.made", _yes, _made))
-    patches.replace(
-        module, "destroy_process_group", lambda original: around(original, "groups.destroyed", _ending, _ended)
+        patches.replace_function(
+            module, maker, lambda original: around(original, "groups.made", _yes, _made), also=package
+        )
+    patches.replace_function(
+        module,
+        "destroy_process_group",
+        lambda original: around(original, "groups.destroyed", _ending, _ended),
+        also=package,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddiag.capture import recorder
 from ddiag.capture.clock import now_ns
 from ddiag.capture.door import callback
+from ddiag.capture.hooks.c10d_ops import size
 from ddiag.capture.hooks.following import follow, told_of
 from ddiag.capture.hooks.labels import label_of, scopes
 from ddiag.capture.ring import HEADER_WORDS, RECORD_WORDS
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from ddiag.capture.hooks.device_times import Begun
     from ddiag.capture.recorder import Recorder
 
-    Issuing = tuple[int, int, bool, Begun | None]
-    """token, op, on the host, its begin on a device"""
+    Issuing = tuple["HookedGroup", int, int, int, bool, Begun | None, int]
+    """group, torch's number of the call in it, token, op, on the host, its begin on a device, when it began"""
 
 HOOK_ID = 0xDD1A6
 _ASYNC, _END_UNKNOWN = int(Flag.ASYNC), int(Flag.END_UNKNOWN)
-_COLLECTIVE, _OPEN, _BACKWARD = int(Kind.COLLECTIVE), int(State.OPEN), int(Phase.BACKWARD)
+_COLLECTIVE, _BACKWARD = int(Kind.COLLECTIVE), int(Phase.BACKWARD)
+_OPEN, _FAILED = int(State.OPEN), int(State.FAILED)
 _BARRIER, _SEND, _RECV = int(Op.BARRIER), int(Op.SEND), int(Op.RECV)
 _TRANSFERS = (_SEND, _RECV)
 _IN_PLACE = (int(Op.ALL_REDUCE), int(Op.BROADCAST), int(Op.REDUCE))
@@ -49,7 +51,6 @@ class HookedGroup:
         "_tier",
         "_transfers",
         "group",
-        "issuing",
         "number",
         "numbered_by_torch",
         "shared",
@@ -63,8 +64,6 @@ class HookedGroup:
         """Since a step was not looked at, our own count is no longer right: each look begins with torch's."""
         self.shared = False
         """Other threads issue its collectives as well: its hooks must stay."""
-        self.issuing: dict[int, Issuing] = {}
-        """By the issuing thread, between the two hooks. Torch calls no second hook when the call itself fails."""
         self.told = told_of(number)
         self._next, self._counting = max(0, _torch_count(group)) + 1, 1
         """The next collective's number, and what to add to it then: -1 and 0 where nobody keeps count."""
@@ -86,13 +85,14 @@ class HookedGroup:
         if caller != active.thread:
             thread = get_native_id()
             self.shared = self.shared or phase != _BACKWARD
-        if caller in self.issuing:
-            self.failed(active, caller)
+        inside = tier.issuing[caller]
+        if inside:
+            looks_raised(active, inside[-1])
         op = tier.ops[call.name]
         if op < 0:
             return
         given = call.input_tensors
-        if op in _IN_PLACE and len(given) == 1:
+        if op in _IN_PLACE and len(given) == 1 and given[0].layout is tier.strided:
             tensor = given[0]
             bytes_in = bytes_out = tensor.nbytes
             kind = tensor.dtype
@@ -126,20 +126,26 @@ class HookedGroup:
         )
         # fmt: on
         words[word] = words[HEAD] = token + 1
-        words[LIVE_SEQ] = seq
-        words[LIVE_PROGRESS] = began
-        self.issuing[caller] = (token, op, host, begun)
+        words[LIVE_SEQ], words[LIVE_PROGRESS] = seq, began
+        inside.append((self, call.op_id, token, op, host, begun, began))
         tier.spent_ns += now_ns() - began
 
     def _issued(self, call: Any) -> None:
-        """After the kernel."""
-        issuing = self.issuing.pop(get_ident(), None)
+        """After the kernel. Torch does not come here when the call itself has raised."""
         tier = self._tier
         active = tier.active
-        if issuing is None or active is None:
+        if active is None:
+            return
+        inside, number = tier.issuing[get_ident()], call.op_id
+        while inside:
+            one = inside.pop()
+            if one[0] is self and one[1] == number:
+                break
+            raised(active, one)  # it began later, and this one is over
+        else:
             return
         tier.calls += 1
-        token, op, host, begun = issuing
+        _group, _number, token, op, host, begun, _began = one
         if host:
             tier.followed += 1
             follow(active, token, call.work, op, self.told)
@@ -147,16 +153,6 @@ class HookedGroup:
         active.issued(token)
         if begun is not None and tier.device is not None:
             tier.device.follow(token, begun, call.work)
-
-    def failed(self, active: Recorder, thread: int) -> None:
-        """The call that *thread* was seen to begin, if any, has raised: it is not inside it any more."""
-        issuing = self.issuing.pop(thread, None)
-        if issuing is None:
-            return
-        token, _op, _host, begun = issuing
-        active.complete(token, ok=False)
-        if begun is not None:
-            begun.drop()
 
     def _transfer_seq(self, op: int, peer: int) -> int:
         """The number of a send or receive, counted for each peer, since other ranks have none.
@@ -173,13 +169,22 @@ class HookedGroup:
         group = self.group()
         if group is None:
             return
-        if self.numbered_by_torch:
-            count = -1 if self._transfers else _torch_count(group)
-            self._next, self._counting = (count + 1, 1) if count >= 0 else (-1, 0)
+        self.renumber()
         if not self._hooked:
             self._hooked = True
             group.register_pre_hook(HOOK_ID, self._before)
             group.register_post_hook(HOOK_ID, self._after)
+
+    def renumber(self) -> None:
+        """A step that is looked at begins: count on from torch's count, as other ranks do that look at other steps.
+
+        Torch counts some calls twice, and not all of those that it refuses.
+        """
+        count = -1 if self._transfers else _torch_count(self.group())
+        if count >= 0:
+            self._next, self._counting = count + 1, 1
+        elif self.numbered_by_torch:
+            self._next, self._counting = -1, 0
 
     def unhook(self) -> None:
         group = self.group()
@@ -189,18 +194,30 @@ class HookedGroup:
             group.unregister_post_hook(HOOK_ID)
 
 
+def looks_raised(active: Recorder, call: Issuing) -> None:
+    """The thread that is inside *call* begins another one.
+
+    So it has raised, unless a hook of the user's has issued that other one; then torch comes to :meth:`_issued` yet.
+    """
+    active.ring.complete(call[2], call[-1], _FAILED)
+
+
+def raised(active: Recorder, call: Issuing) -> None:
+    """*call* is over and has failed; nobody knows when."""
+    looks_raised(active, call)
+    begun = call[5]
+    if begun is not None:
+        begun.drop()
+
+
 def _measured(op: int, given: list[Any], call: Any) -> tuple[Any, int, int, Any]:
     """A tensor of any call, None where it has none; bytes in and out; the type of its elements, None without."""
     taken = given if op in _IN_PLACE else call.output_tensors
     tensor = given[0] if given else taken[0] if taken else None
     if tensor is None or op == _BARRIER:
         return tensor, 0, 0, None
-    bytes_in = 0 if op == _RECV else _size(given)
-    return tensor, bytes_in, bytes_in if taken is given else 0 if op == _SEND else _size(taken), tensor.dtype
-
-
-def _size(tensors: list[Any]) -> int:
-    return sum(one.nbytes for one in tensors)
+    bytes_in = 0 if op == _RECV else size(given)
+    return tensor, bytes_in, bytes_in if taken is given else 0 if op == _SEND else size(taken), tensor.dtype
 
 
 def _torch_count(group: Any) -> int:

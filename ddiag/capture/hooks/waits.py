@@ -28,6 +28,8 @@ class _Issued(threading.local):
     """The calling thread's last collective, when its end can only be seen by waiting for it."""
 
     token = -1
+    work: Any = None
+    """What the user waits for: the same object, as long as somebody has it. Kept until the thread's next call only."""
 
 
 issued = _Issued()
@@ -39,10 +41,10 @@ def install(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.Work, "wait", _observed)
 
 
-def ends_when_waited(active: recorder.Recorder, token: int) -> None:
+def ends_when_waited(active: recorder.Recorder, token: int, work: Any) -> None:
     """*token* was just issued by this thread and has no future."""
     forget(active)
-    issued.token = token
+    issued.token, issued.work = token, work
     unwaited.add(threading.get_ident())
 
 
@@ -57,7 +59,7 @@ def _taken() -> int:
     """The calling thread's, which is none any more; -1 when it has none."""
     token = issued.token
     if token >= 0:
-        issued.token = -1
+        issued.token, issued.work = -1, None
         unwaited.discard(threading.get_ident())
     return token
 
@@ -89,7 +91,7 @@ def _finish(wait: tuple[recorder.Recorder, Any, int, bool]) -> None:
         native_waited(work, began, ok)
         return
     ended = now_ns()
-    token = _taken() if unwaited else -1
+    token = _taken() if unwaited and issued.work is work else -1
     if token >= 0:
         active.complete(token, ok, flags=_END_IS_WAIT)
     if ended - began >= SHORTEST_NS:

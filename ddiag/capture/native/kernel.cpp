@@ -305,7 +305,11 @@ struct Size {
 
 void add(Size& size, const at::Tensor& tensor) {
   if (!tensor.defined()) return;
-  size.bytes += static_cast<int64_t>(tensor.nbytes());
+  if (tensor.layout() == at::kStrided) {
+    size.bytes += static_cast<int64_t>(tensor.nbytes());
+  } else if (tensor.is_sparse()) {  // torch tells no size of it
+    size.bytes += static_cast<int64_t>(tensor._indices().nbytes() + tensor._values().nbytes());
+  }
   if (size.dtype < 0) {
     size.dtype = static_cast<int>(tensor.scalar_type());
     size.on_host = tensor.device().is_cpu();

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddiag.capture.door import DOOR
 from ddiag.capture.hooks import device_times
 from ddiag.capture.hooks.c10d_hooks import HooksTier
 from ddiag.capture.recorder import Recorder
@@ -39,6 +40,25 @@ class Tensor:
     dtype: str = "torch.float32"
     is_cpu: bool = True
     device: str = "cpu"
+    layout: str = "strided"
+
+
+class Sparse:
+    """Of a sparse layout: torch raises where its size is asked for."""
+
+    dtype = "torch.float32"
+    is_cpu = is_sparse = True
+    layout = "sparse"
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nbytes is not defined for sparse tensors.")
+
+    def _indices(self) -> Tensor:
+        return Tensor(80)
+
+    def _values(self) -> Tensor:
+        return Tensor(40)
 
 
 class Work:
@@ -62,6 +82,7 @@ class Call:
     output_tensors: list[Tensor] = field(default_factory=list)
     async_op: bool = True
     root: int = -1
+    op_id: int = 0
     work: Work | None = None
 
 
@@ -92,6 +113,7 @@ class Group:
     def issue(self, *calls: Call) -> None:
         for call in calls:
             self.counted += self.counted >= 0
+            call.op_id = self.counted
             for when in ("pre", "post"):
                 if when in self.hooks:
                     self.hooks[when](call)
@@ -100,7 +122,9 @@ class Group:
 @pytest.fixture
 def tier(active: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[HooksTier]:
     distributed = SimpleNamespace(HookOpName=Names)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=distributed)))
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=distributed), strided="strided")
+    )
     monkeypatch.setattr(device_times, "current", None)
     made = HooksTier()
     made.bind(active)
@@ -266,6 +290,70 @@ def test_a_call_that_raises_is_not_under_way_any_more(active: Recorder, tier: Ho
         State.FAILED,
         State.OPEN,
     ], "the last is another thread's"
+
+
+def test_a_hook_of_the_users_that_communicates_fails_nobody(active: Recorder, tier: HooksTier) -> None:
+    group = grouped(tier, active)
+    outer, inner = Call(op_id=1, work=Work()), Call(Names.BARRIER, op_id=2)
+    group.hooks["pre"](outer)
+    group.hooks["pre"](inner)
+    group.hooks["post"](inner)
+    assert outer.work is not None
+    group.hooks["post"](outer)
+    assert [State(one.state) for one in records(active.files)] == [State.ISSUED, State.DONE]
+    outer.work.future.set_result(None)
+    record = records(active.files)[0]
+    assert record.state == State.DONE
+    assert record.end_ns > record.enqueue_ns
+
+
+def test_a_call_that_raised_is_not_taken_for_one_that_nobody_looked_at(active: Recorder, tier: HooksTier) -> None:
+    """Hooks that other threads use stay, and torch calls them in all steps."""
+    group = grouped(tier, active)
+    good, bad = Call(), Call(op_id=99)
+
+    def other_thread(*steps: Any) -> None:
+        thread = threading.Thread(target=lambda: [step() for step in steps])
+        thread.start()
+        thread.join()
+
+    other_thread(
+        lambda: group.hooks["pre"](bad), lambda: tier.look(False), lambda: group.issue(good), lambda: tier.look(True)
+    )
+    (record,) = records(active.files)
+    assert record.state == State.FAILED
+    assert record.end_ns == record.enqueue_ns, "nobody knows when: no time is made up"
+
+
+def test_a_call_in_another_group_shows_that_one_raised(active: Recorder, tier: HooksTier) -> None:
+    first, second = grouped(tier, active), Group()
+    tier.add(second, "h", active.names.id("h"))
+    first.hooks["pre"](Call())
+    second.hooks["pre"](Call(Names.BARRIER))
+    assert [State(one.state) for one in records(active.files)] == [State.FAILED, State.OPEN]
+
+
+def test_a_sparse_tensor_has_the_size_of_its_parts(active: Recorder, tier: HooksTier) -> None:
+    grouped(tier, active).issue(Call(input_tensors=[Sparse()]))  # type: ignore[list-item]
+    assert [(one.bytes_in, one.bytes_out) for one in records(active.files)] == [(120, 120)]
+    assert DOOR.errors == 0
+
+
+def test_ranks_that_look_at_other_steps_number_alike(active: Recorder, tier: HooksTier) -> None:
+    """Torch counts some calls twice: a rank that looks at all steps must not count on by itself."""
+    always, seldom = Group(), Group()
+    tier.add(always, "a", active.names.id("a"))
+    for step in range(4):
+        always.counted += 1
+        always.issue(Call())
+        tier.step_ended(active.totals)
+        assert seen(active)[-1] == (Op.ALL_REDUCE, 2 * step + 1)
+    tier.look(False)
+    tier.add(seldom, "s", active.names.id("s"))
+    seldom.issue(Call(), Call(), Call())
+    tier.look(True)
+    seldom.issue(Call())
+    assert seen(active)[-1] == (Op.ALL_REDUCE, 4), "a group made while nobody looked"
 
 
 @pytest.mark.parametrize(
