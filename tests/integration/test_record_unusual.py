@@ -103,6 +103,15 @@ def test_a_call_that_torch_refuses_is_over_and_failed(tmp_path: Path, tier: str)
 
 
 @pytest.mark.parametrize("tier", ALL_TIERS)
+def test_sparse_gradients_have_the_size_of_their_indices_and_values(tmp_path: Path, tier: str) -> None:
+    recording = both(tmp_path, "sparse", tier)
+    for rank in recording.ranks:
+        for step in {one.step for one in rank.collectives}:
+            reduced = [one.bytes_in for one in rank.collectives if (one.step, one.op) == (step, Op.ALL_REDUCE)]
+            assert sorted(reduced) == [rank.truth["sparse"], rank.truth["dense"]], step
+
+
+@pytest.mark.parametrize("tier", ALL_TIERS)
 def test_a_second_thread_that_communicates(tmp_path: Path, tier: str) -> None:
     recording = both(tmp_path, "threads", tier)
     for rank in recording.ranks:
