@@ -38,8 +38,8 @@ _ROOTED = (int(Op.BROADCAST), int(Op.REDUCE), int(Op.GATHER), int(Op.SCATTER), _
 class HookedGroup:
     """One process group.
 
-    What the two hooks touch lies in few objects, and constants are their arguments: between the kernels of a step, and
-    after a kernel's system calls, every object they look into costs about a microsecond.
+    What the two hooks touch lies in few objects: between the kernels of a step, and after a kernel's system calls, each
+    one they look into costs about a microsecond.
     """
 
     __slots__ = (
