@@ -1,9 +1,10 @@
 """Tier 'hooks': torch's own hooks of process groups (torch 2.14 and later), which fire in the groups' kernels.
 
 A hook costs 6 µs in a loop, but tens of microseconds between the kernels of a real step, whose data have driven Python
-out of the caches. Where hooking every collective would cost too much of the step, the hooks come and go between steps,
-as the dispatcher override does: what is recorded is marked as sampled, and a fact says when that began. A group whose
-collectives are issued by other threads keeps its hooks, which then return at once: torch's list of hooks has no lock.
+out of the caches; being told of an end by a backend's thread, which takes the interpreter, costs as much again. Where
+hooking every collective would cost too much of the step, the hooks come and go between steps, as the dispatcher
+override does: what is recorded is marked as sampled, and a fact says when that began. A group whose collectives are
+issued by other threads keeps its hooks, which then return at once: torch's list of hooks has no lock.
 """
 
 from __future__ import annotations
