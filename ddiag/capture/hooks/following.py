@@ -61,6 +61,7 @@ WAITS_AT_EXIT, FREES_AT_ONCE = (2, 13), (2, 14)
 
 def drain(limit_s: float = SOON_S) -> None:
     """Wait until no thread of a backend still has to call us, or let go of what it was to call. Both take the GIL."""
+    waits.let_go()
     _drain(list(_told), limit_s)
 
 

@@ -48,6 +48,11 @@ def ends_when_waited(active: recorder.Recorder, token: int, work: Any) -> None:
     unwaited.add(threading.get_ident())
 
 
+def let_go() -> None:
+    """The recording ends: keep nothing of the calling thread's last call."""
+    _taken()
+
+
 def forget(active: recorder.Recorder) -> None:
     """Another collective was issued: the next wait need not be for the last one."""
     token = _taken()

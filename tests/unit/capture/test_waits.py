@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddiag.capture.hooks import waits
+from ddiag.capture.hooks import following, waits
 from ddiag.capture.patches import Patches
 from ddiag.capture.recorder import Recorder
 from ddiag.schema.phases import Flag, Kind, Op, State
@@ -67,4 +67,11 @@ def test_only_the_last_call_can_be_followed(active: Recorder, make_work: Any) ->
         (State.ISSUED, Flag.END_UNKNOWN),
         (State.DONE, Flag.END_IS_WAIT),
     ]
+    assert not waits.unwaited
+
+
+def test_nothing_is_kept_when_the_recording_ends(active: Recorder, make_work: Any) -> None:
+    received(active, make_work())
+    following.drain()
+    assert waits.issued.work is None
     assert not waits.unwaited
