@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddiag.capture.clock import now_ns
-from ddiag.capture.door import DOOR
+from ddiag.capture.door import callback
 from ddiag.capture.hooks import waits
 from ddiag.capture.recorder import Recorder
 from ddiag.capture.ring import RingWriter
@@ -112,9 +112,9 @@ def _drain(ids: Collection[int], limit_s: float) -> None:
         time.sleep(0.001)
 
 
-def _over(one: Told, future: Any) -> None:
+def _over(call: tuple[Told, Any]) -> None:
     """As little as can be: the thread that issues the next collective waits until this one lets go of the GIL."""
-    ring, token, _told_of_group = one
+    (ring, token, _told_of_group), future = call
     state = _DONE
     try:
         future.value()
@@ -124,7 +124,7 @@ def _over(one: Told, future: Any) -> None:
     ring.complete(token, now, state)
 
 
-_hook = DOOR.hook("collective.done")
+_done = callback("collective.done", _over)
 
 
 class Told(tuple[RingWriter, int, set[int]]):
@@ -137,12 +137,7 @@ class Told(tuple[RingWriter, int, set[int]]):
     __slots__ = ()
 
     def __call__(self, future: Any) -> None:
-        # ``door.callback`` by hand, for a call less.
-        if _hook.live:
-            try:
-                _over(self, future)
-            except Exception as error:  # noqa: BLE001 - this is the door
-                DOOR.failed(_hook, error)
+        _done((self, future))
 
     def __del__(self) -> None:
         self[2].discard(id(self))
