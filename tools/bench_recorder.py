@@ -41,8 +41,8 @@ MARK_US = 2.0
 CALL_US = {"native": 2.0, "hooks": 15.0}
 """CPU time that the kernel or the hooks add to the issuing thread per asynchronous collective.
 
-What it takes to be told in Python of an end by a backend's thread is given beside it: the two take turns at the
-interpreter, so that it is as dear as the machine's hand-offs. Hooks pay it on host backends alone, the native kernel
+What it takes to be told in Python of an end by a backend's thread is given beside it: the two threads take turns at the
+interpreter, which costs several of the machine's hand-offs. Hooks pay it on host backends alone, the native kernel
 never. The dispatcher is held to its share of the step.
 """
 RSS_MB = 10.0

@@ -199,13 +199,14 @@ def looks_raised(active: Recorder, call: Issuing) -> None:
 
     So it has raised, unless a hook of the user's has issued that other one; then torch comes to :meth:`_issued` yet.
     """
-    active.ring.complete(call[2], call[-1], _FAILED)
+    _group, _number, token, _op, _host, _begun, began = call
+    active.ring.complete(token, began, _FAILED)
 
 
 def raised(active: Recorder, call: Issuing) -> None:
     """*call* is over and has failed; nobody knows when."""
     looks_raised(active, call)
-    begun = call[5]
+    *_, begun, _began = call
     if begun is not None:
         begun.drop()
 

@@ -131,15 +131,11 @@ def label_of(scope: Scope, op: int, group_id: int, phase: int, size: int) -> int
     label = scope.label
     if label >= 0 or op != _ALL_REDUCE or phase != _BACKWARD or group_id not in reducers:
         return label
-    known = reducers[group_id]
-    for one in known:
-        found = one.label(size)
-        if found >= 0:
-            return found
-    for one in known:
-        found = one.again(size)
-        if found >= 0:
-            return found
+    for find in (Buckets.label, Buckets.again):
+        for one in reducers[group_id]:
+            found = find(one, size)
+            if found >= 0:
+                return found
     return NO_NAME
 
 
